@@ -1,0 +1,48 @@
+# Archipelago. `make` lists what there is; every target sets up what it needs.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-fast check check-all lint fmt types bench clean
+
+help:  ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (a few minutes the first time) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: $(READY)  ## Run the demonstration experiment: ends with a table and the path of its results
+	$(PY) -m platform.launch
+
+test: $(READY)  ## Run the whole test suite
+	$(PY) -m pytest
+
+test-fast: $(READY)  ## Run the tests that need no Ray cluster
+	$(PY) -m pytest -m "not ray and not slow and not full"
+
+check: lint types test  ## What CI runs: lint, types, tests
+
+check-all: lint types $(READY)  ## Everything, with the full matrix of layouts and kills
+	$(PY) -m pytest -o addopts="--strict-markers --strict-config --import-mode=importlib --doctest-modules -ra --timeout=1800"
+
+lint: $(READY)  ## Lint and format check
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+fmt: $(READY)  ## Format the code
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+types: $(READY)  ## Static types
+	$(VENV)/bin/mypy
+
+bench: $(READY)  ## Speed and size, as ratios in one run
+	$(PY) -m benchmarks
+
+clean:  ## Remove the virtual environment and caches (never your runs)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

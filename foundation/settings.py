@@ -1,0 +1,162 @@
+"""The schema of an experiment: every setting, its default, its range and one line about it.
+
+This is the only place of defaults (a method's own options stand beside the method, in `strategies/`, and
+`experiments/config.py` adds them as sections of the same schema). Ranges are data: `experiments/config.py`
+checks every value against its `within` or `choices` and says what was expected, given, and what to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+
+def setting(
+    default: Any,
+    about: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """A dataclass field with its documentation and the values it may take."""
+    limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below, "choices": choices}
+    metadata = {"about": about, **{key: value for key, value in limits.items() if value is not None}}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+# OmegaConf reads these annotations at run time, so they are written as it understands them (Optional[...]).
+@dataclass
+class DataSettings:
+    """`data=NAME data.root=...`: where the samples come from."""
+
+    name: str = setting("digits", "data set (see `list`)")
+    root: str = setting("~/.cache/archipelago", "folder with the data sets")
+    download: bool = setting(False, "fetch the data set into `data.root` if it is missing")
+    rotations: int = setting(1, "rotate images by 0/90/180/270 degrees in this many groups of clients",
+                             at_least=1, at_most=4)  # fmt: skip
+    sources: int = setting(4, "synthetic: number of planted linear models", at_least=1)
+    samples: int = setting(4000, "synthetic: number of samples, test included", at_least=2)
+    dimension: int = setting(10, "synthetic: number of features", at_least=1)
+    weight_scale: float = setting(10.0, "synthetic: standard deviation of the planted weights (FedSoft's sigma_0)",
+                                  above=0)  # fmt: skip
+    noise: float = setting(1.0, "synthetic: standard deviation of the label noise", at_least=0)
+    test_fraction: float = setting(0.2, "share of samples held out for testing where there is no official split",
+                                   above=0, below=1)  # fmt: skip
+
+
+@dataclass
+class PartitionSettings:
+    """`partition=NAME partition.alpha=...`: which client holds which samples."""
+
+    name: str = setting("iid", "partition (see `list`)")
+    alpha: float = setting(0.1, "Dirichlet concentration: over clients, or over groups in cluster-wise partitions",
+                           above=0)  # fmt: skip
+    alpha_within: float = setting(10.0, "Dirichlet concentration inside a group (cluster-wise)", above=0)
+    classes: int = setting(2, "classes per client, or per group in cluster-wise partitions", at_least=1)
+    classes_within: int = setting(2, "classes per client inside a group (cluster-wise)", at_least=1)
+    groups: int = setting(4, "planted groups of clients (cluster-wise)", at_least=1)
+    validation: float = setting(0.0, "share of each client's training samples kept for validation",
+                                at_least=0, below=1)  # fmt: skip
+    min_size: int = setting(4, "smallest number of training samples a client may hold", at_least=1)
+
+
+@dataclass
+class ModelSettings:
+    """`model=NAME`: the network every client trains."""
+
+    name: str = setting("auto", "network (see `list`); auto picks the paper's network for the data set")
+    target: Optional[str] = setting(None, "import path of your own LightningModule, as package.module.Class")
+    hidden: list[int] = setting([64], "mlp: widths of the hidden layers")
+
+
+@dataclass
+class LocalSettings:
+    """`local.steps=...`: what a client does in a round."""
+
+    steps: int = setting(10, "mini-batch steps per round", at_least=1)
+    epochs: Optional[int] = setting(None, "passes over the client's data per round, instead of steps", at_least=1)
+    batch: int = setting(32, "mini-batch size", at_least=1)
+    optimizer: str = setting("sgd", "optimizer", choices=("sgd", "adam"))
+    lr: float = setting(0.05, "learning rate", above=0)
+    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
+    weight_decay: float = setting(0.0, "weight decay", at_least=0)
+    keep_optimizer: bool = setting(True, "keep a client's optimizer state across rounds (False: start afresh)")
+    executor: str = setting("auto", "how steps are run: auto is loop on CPU and vmap on GPU",
+                            choices=("auto", "loop", "vmap", "trainer"))  # fmt: skip
+    normalise: str = setting("batch", "normalise inputs batch by batch, or once per actor (faster, more memory)",
+                             choices=("batch", "actor"))  # fmt: skip
+
+
+@dataclass
+class ParticipationSettings:
+    """`participation.fraction=0.1`: who takes part in a round; the same stream for every method."""
+
+    fraction: float = setting(1.0, "share of the clients that is selected each round", above=0, at_most=1)
+    stragglers: float = setting(0.0, "share of the selected that only manages a random part of its steps",
+                                at_least=0, at_most=1)  # fmt: skip
+    dropouts: float = setting(0.0, "share of the selected whose result never arrives", at_least=0, below=1)
+
+
+@dataclass
+class EvaluationSettings:
+    """`evaluation.every=5`: when and how models are measured."""
+
+    every: int = setting(1, "evaluate every this many rounds (the last round always)", at_least=1)
+    batch: int = setting(512, "samples per forward pass", at_least=1)
+    train: bool = setting(False, "measure on training data too")
+    weights: str = setting("train", "what `micro` means are weighted by", choices=("train", "test"))
+    last: int = setting(3, "the final figure is the mean of this many last evaluations", at_least=1)
+    clusterability: bool = setting(False, "measure the thesis's clusterability B (3.18) at every evaluation")
+
+
+@dataclass
+class FleetSettings:
+    """`fleet.actors=4 fleet.gpus=0.25`: where clients live."""
+
+    backend: str = setting("ray", "ray actors, or everything in this process", choices=("ray", "in_process"))
+    address: Optional[str] = setting(None, "Ray cluster to join (default: RAY_ADDRESS, else a local one)")
+    actors: Optional[int] = setting(None, "number of client actors (default: what the cluster serves best)",
+                                    at_least=1)  # fmt: skip
+    clients_per_actor: Optional[int] = setting(None, "clients hosted by one actor, instead of `fleet.actors`",
+                                               at_least=1)  # fmt: skip
+    cpus: float = setting(1.0, "CPUs per client actor", above=0)
+    gpus: float = setting(0.0, "GPUs per client actor; a fraction shares a device", at_least=0)
+    restarts: int = setting(10, "how many lost actors or nodes a run survives before it stops", at_least=0)
+
+
+@dataclass
+class CheckpointSettings:
+    """`checkpoint.every=10`: how much work a crash can cost."""
+
+    every: int = setting(10, "write a checkpoint every this many rounds (and after the last)", at_least=1)
+    keep: int = setting(2, "checkpoints kept on disk", at_least=1)
+
+
+@dataclass
+class ExperimentSettings:
+    """One experiment."""
+
+    method: str = setting("ifca", "base, or base+addon+addon (see `list`)")
+    clients: int = setting(20, "number of clients", at_least=1)
+    clusters: int = setting(4, "number of cluster models K, for clustered methods", at_least=1)
+    rounds: int = setting(20, "communication rounds", at_least=1)
+    seed: int = setting(0, "seed of every random draw", at_least=0)
+    weights: str = setting("size", "aggregation weights: by training samples, or uniform",
+                           choices=("size", "uniform"))  # fmt: skip
+    not_finite: str = setting("drop", "a client whose loss or model is not finite: drop it this round, or stop",
+                              choices=("drop", "stop"))  # fmt: skip
+    storage: str = setting("runs", "folder under which run directories are made")
+    name: Optional[str] = setting(None, "name of the run directory (default: method, data, seed and a stamp)")
+    data: DataSettings = field(default_factory=DataSettings)
+    partition: PartitionSettings = field(default_factory=PartitionSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    local: LocalSettings = field(default_factory=LocalSettings)
+    participation: ParticipationSettings = field(default_factory=ParticipationSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)

@@ -1,0 +1,13 @@
+"""The front door of Archipelago, which also answers for the standard library's `platform` module.
+
+This package has the name of a standard module that torch, Ray and pytest import. Run from the
+project's root it is found first, so it runs the standard module's own code in its own namespace:
+every name, class and pickle resolves as before. Nothing else happens here (DECISIONS.md, entry 1).
+"""
+
+import importlib.machinery as _machinery
+import os as _os
+
+_standard = _os.path.join(_os.path.dirname(_os.__file__), "platform.py")
+exec(_machinery.SourceFileLoader(__name__, _standard).get_code(__name__), globals())
+del _machinery, _os, _standard
