@@ -71,7 +71,7 @@ class ModelSettings:
 
     name: str = setting("auto", "network (see `list`); auto picks the paper's network for the data set")
     target: Optional[str] = setting(None, "import path of your own LightningModule, as package.module.Class")
-    hidden: list[int] = setting([64], "mlp: widths of the hidden layers")
+    hidden: list[int] = setting([64], "mlp: widths of the hidden layers", at_least=1)
 
 
 @dataclass
@@ -90,6 +90,10 @@ class LocalSettings:
                             choices=("auto", "loop", "vmap", "trainer"))  # fmt: skip
     normalise: str = setting("batch", "normalise inputs batch by batch, or once per actor (faster, more memory)",
                              choices=("batch", "actor"))  # fmt: skip
+    trainer: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"about": "executor=trainer: arguments of lightning.Trainer; callbacks as import paths"},
+    )
 
 
 @dataclass
@@ -126,6 +130,7 @@ class FleetSettings:
                                                at_least=1)  # fmt: skip
     cpus: float = setting(1.0, "CPUs per client actor", above=0)
     gpus: float = setting(0.0, "GPUs per client actor; a fraction shares a device", at_least=0)
+    dashboard: bool = setting(True, "start the Ray dashboard with a local cluster")
     restarts: int = setting(10, "how many lost actors or nodes a run survives before it stops", at_least=0)
 
 

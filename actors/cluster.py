@@ -1,0 +1,54 @@
+"""Joining a Ray cluster, or starting a local one and ending exactly what was started."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from foundation.errors import UserError
+from foundation.settings import FleetSettings
+
+
+def cluster_address(fleet: FleetSettings) -> str | None:
+    """The cluster a run would join; None means a local one of its own."""
+    return fleet.address or os.environ.get("RAY_ADDRESS") or None
+
+
+@contextmanager
+def connected(fleet: FleetSettings) -> Iterator[str]:
+    """Be connected to Ray: an existing connection is used and left alone. Yields one line about it."""
+    import ray
+
+    if ray.is_initialized():
+        yield "the Ray cluster this process is connected to"
+        return
+    address = cluster_address(fleet)
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "configure_logging": True}
+    if address is None:
+        ray.init(include_dashboard=fleet.dashboard, **options)
+        where = "a local Ray cluster"
+    else:
+        try:
+            ray.init(address=address, **options)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise UserError(
+                f"Expected a Ray cluster at '{address}', got none that answers ({reason}): start one with "
+                "`ray start --head`, check RAY_ADDRESS and RAY_AUTH_TOKEN, or unset both to run locally."
+            ) from error
+        where = f"the Ray cluster at {address}"
+    try:
+        dashboard = getattr(ray.get_runtime_context(), "dashboard_url", None) or _dashboard()
+        yield where + (f", dashboard http://{dashboard}" if dashboard else "")
+    finally:
+        ray.shutdown()
+
+
+def _dashboard() -> str:
+    import ray
+
+    worker = ray._private.worker.global_worker
+    return getattr(worker.node, "webui_url", "") or ""

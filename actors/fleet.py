@@ -1,0 +1,524 @@
+"""The fleet: the server's only view of the clients.
+
+One implementation of everything a strategy may ask (`strategies/interface.py`), over two ways to reach the
+blocks that host the clients: in this process, or on Ray actors. What differs is `_call` and nothing else,
+which is why both give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.requests import Encoded, EvaluateRequest, MapRequest, ModelRequest, TrainRequest
+from foundation.errors import ClientFailure
+from strategies.parameters import (
+    Matrix,
+    ModelSpec,
+    Vector,
+    fixed_point_exponent,
+    from_fixed_point,
+    normalised_rows,
+    one_hot,
+)
+from strategies.penalties import Penalty
+from strategies.references import Indices, Models, PerClient, Prediction, Private, Reference, Rows
+
+if TYPE_CHECKING:  # a server process has no use for Lightning, which a block imports
+    from actors.block import ClientBlock
+
+
+class Fleet(ABC):
+    """All clients of a federation, in blocks.
+
+    `layout[b]` lists the client ids of block b. `ids` are the clients of this view: everyone, unless the view
+    comes from `select`. Views share everything else with the fleet they come from.
+    """
+
+    def __init__(
+        self, layout: Sequence[Sequence[int]], sizes: npt.NDArray[np.int64], not_finite: str = "drop"
+    ) -> None:
+        self.layout = [np.asarray(block, np.int64) for block in layout]
+        self._block_of = np.empty(len(sizes), np.int64)
+        for b, block in enumerate(self.layout):
+            self._block_of[block] = b
+        self.all_sizes = sizes
+        self.not_finite = not_finite
+        self.ids: Indices = np.arange(len(sizes), dtype=np.int64)
+        self._round = _Round()
+        self._spec: ModelSpec | None = None
+
+    # --- reaching the blocks ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def _reach(self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any]) -> Any:
+        """Call `method` on the given blocks, all at once; {block: result}. `arrays` go to each of them."""
+
+    def _call(self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()) -> Any:
+        started = time.perf_counter()
+        found = self._reach(method, arguments, arrays)
+        seconds = self._round.seconds
+        seconds[method] = seconds.get(method, 0.0) + time.perf_counter() - started
+        return found
+
+    def _place(self, array: npt.NDArray[Any]) -> Any:
+        """Put an array where every block can read it (the object store), once per round."""
+        return array
+
+    # --- views ------------------------------------------------------------------------------------------
+
+    def select(self, ids: npt.ArrayLike) -> Fleet:
+        """The view of some clients, ascending."""
+        view = object.__new__(type(self))
+        view.__dict__ = self.__dict__.copy()
+        view.ids = np.unique(np.asarray(ids, np.int64))
+        return view
+
+    @property
+    def everyone(self) -> Fleet:
+        """The view of all clients."""
+        return self.select(np.arange(len(self.all_sizes)))
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """n_i of the clients of this view."""
+        return self.all_sizes[self.ids]
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The layout of a model value."""
+        if self._spec is None:
+            self._spec = self._call("spec", {0: ()})[0]
+        return self._spec
+
+    # --- transactions -----------------------------------------------------------------------------------
+
+    def begin(self, round: int, step_share: dict[int, float] | None = None) -> None:
+        """Start a round: pending state of an aborted attempt is forgotten everywhere."""
+        self._round.start(round, step_share or {})
+        self._call("begin", dict.fromkeys(range(len(self.layout)), (round,)))
+
+    def commit(self) -> list[str]:
+        """Make the round's changes permanent and release its models; returns the blocks' notes."""
+        notes = self._call("commit", dict.fromkeys(range(len(self.layout)), ()))
+        self._round.release()
+        return sorted({note for block in notes.values() for note in block})
+
+    def restore(self, states: dict[int, dict[str, Any]]) -> None:
+        """Give every client its state of a checkpoint."""
+        self._call(
+            "restore",
+            {
+                b: ({int(client): states[int(client)] for client in block if int(client) in states},)
+                for b, block in enumerate(self.layout)
+            },
+        )
+
+    def snapshot(self) -> list[Any]:
+        """The committed state of every client, by block."""
+        found = self._call("snapshot", dict.fromkeys(range(len(self.layout)), ()))
+        return [found[b] for b in range(len(self.layout))]
+
+    @property
+    def events(self) -> list[str]:
+        """What a user should know of this round (clients dropped, ...)."""
+        return self._round.events
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds this round spent waiting for the clients, by what they were asked."""
+        return self._round.seconds
+
+    @property
+    def dropped(self) -> set[int]:
+        """Clients whose training was not finite in this round."""
+        return self._round.dropped
+
+    @property
+    def objectives(self) -> dict[str, tuple[Indices, npt.NDArray[np.float64]]]:
+        """Per slot trained in this round: (clients, their mean local objective)."""
+        return self._round.objectives
+
+    # --- what a strategy asks for -----------------------------------------------------------------------
+
+    def initial(self, count: int, purpose: str = "initial model") -> Models:
+        """`count` independently initialised models."""
+        return Models(_frozen(self._call("initial", {0: (count, purpose)})[0]))
+
+    def train(
+        self,
+        start: Reference,
+        *,
+        on_top_of: Reference | Sequence[Reference] | None = None,
+        penalties: Sequence[Penalty] = (),
+        slot: str = "main",
+        keep: str | None = None,
+    ) -> Trained:
+        """Local training of every client of this view."""
+        wire = _Wire(self)
+        encoded = wire.encode(start)
+        under = [wire.encode(reference) for reference in _as_list(on_top_of)]
+        terms = [(p, {name: wire.encode(ref) for name, ref in p.anchors.items()}) for p in penalties]
+        handle, clients = self._round.next_handle(slot), self._participants()
+        arguments = {
+            b: (
+                TrainRequest(
+                    round=self._round.number,
+                    handle=handle,
+                    clients=[int(i) for i in self.ids[at]],
+                    start=wire.part(encoded, at),
+                    on_top_of=[wire.part(e, at) for e in under],
+                    penalties=[(p, {n: wire.part(e, at) for n, e in a.items()}) for p, a in terms],
+                    slot=slot,
+                    keep=keep,
+                    step_share={int(i): self._round.step_share[int(i)]
+                                for i in self.ids[at] if int(i) in self._round.step_share},
+                ),
+            )
+            for b, at in clients.items()
+        }  # fmt: skip
+        outcome = self._call("train", arguments, wire.arrays)
+        objective, magnitude = self._scatter(outcome, clients, 2).T
+        self._round.objectives[slot] = (self.ids, objective)
+        self._drop_not_finite(objective, magnitude, slot)
+        return Trained(self, handle, self.ids, objective, magnitude)
+
+    def losses(
+        self, models: Models, *, on_top_of: Reference | Sequence[Reference] | None = None
+    ) -> npt.NDArray[np.float64]:
+        """(n, K) mean training losses."""
+        wire = _Wire(self)
+        encoded, under = wire.encode(models), [wire.encode(r) for r in _as_list(on_top_of)]
+        clients = self._participants()
+        arguments = {
+            b: (
+                ModelRequest(
+                    round=self._round.number,
+                    clients=[int(i) for i in self.ids[at]],
+                    models=wire.part(encoded, at),
+                    on_top_of=[wire.part(e, at) for e in under],
+                ),
+            )
+            for b, at in clients.items()
+        }
+        return self._scatter(self._call("losses", arguments, wire.arrays), clients, len(models))
+
+    def gradients(self, at: Reference) -> Trained:
+        """Full-batch gradients of each client's mean training loss."""
+        wire = _Wire(self)
+        encoded, handle, clients = wire.encode(at), self._round.next_handle("gradient"), self._participants()
+        arguments = {
+            b: (
+                ModelRequest(
+                    round=self._round.number,
+                    clients=[int(i) for i in self.ids[positions]],
+                    models=wire.part(encoded, positions),
+                    handle=handle,
+                ),
+            )
+            for b, positions in clients.items()
+        }
+        found = self._call("gradients", arguments, wire.arrays)
+        objective, magnitude = self._scatter(found, clients, 2).T
+        return Trained(self, handle, self.ids, objective, magnitude)
+
+    def evaluate(self, prediction: Prediction, split: str = "test") -> dict[str, npt.NDArray[Any]]:
+        """Per-client metrics as columns aligned with `ids`; NaN where a client has no such samples."""
+        wire = _Wire(self)
+        encoded, clients = [wire.encode(model) for model in prediction.models], self._participants()
+        weights = prediction.weights
+        arguments = {
+            b: (
+                EvaluateRequest(
+                    round=self._round.number,
+                    clients=[int(i) for i in self.ids[at]],
+                    models=[wire.part(e, at) for e in encoded],
+                    weights=None if weights is None else {int(self.ids[j]): weights[j] for j in at},
+                    combine=prediction.combine,
+                    split=split,
+                ),
+            )
+            for b, at in clients.items()
+        }
+        rows = self._in_order(self._call("evaluate", arguments, wire.arrays), clients)
+        names = sorted({name for row in rows for name in row})
+        return {
+            "client": self.ids,
+            **{name: np.array([row.get(name, math.nan) for row in rows]) for name in names},
+        }
+
+    def map(self, function: Callable[..., Any], *, stage: str, **inputs: Any) -> list[Any]:
+        """Run a pure client function on every client; results in the order of `ids`."""
+        wire = _Wire(self)
+        encoded = {n: wire.encode(v) if _is_reference(v) else v for n, v in inputs.items()}
+        clients = self._participants()
+        arguments = {
+            b: (
+                MapRequest(
+                    round=self._round.number,
+                    clients=[int(i) for i in self.ids[at]],
+                    stage=stage,
+                    function=function,
+                    inputs={n: wire.part(v, at) if isinstance(v, Encoded) else v for n, v in encoded.items()},
+                ),
+            )
+            for b, at in clients.items()
+        }
+        return self._in_order(self._call("map", arguments, wire.arrays), clients)
+
+    # --- small print ------------------------------------------------------------------------------------
+
+    def _participants(self) -> dict[int, npt.NDArray[np.int64]]:
+        """{block: positions in `ids` of its clients}; blocks without any are left out."""
+        blocks = self._block_of[self.ids]
+        order = np.argsort(blocks, kind="stable")
+        starts = np.flatnonzero(np.diff(blocks[order], prepend=-1))
+        return {int(blocks[at[0]]): at for at in np.split(order, starts[1:]) if len(at)}
+
+    def _scatter(
+        self, outcome: dict[int, Any], clients: dict[int, npt.NDArray[np.int64]], width: int
+    ) -> npt.NDArray[np.float64]:
+        table = np.full((len(self.ids), width), np.nan)
+        for b, at in clients.items():
+            table[at] = np.asarray(outcome[b], np.float64).reshape(len(at), width)
+        return table
+
+    def _in_order(
+        self, outcome: dict[int, list[Any]], clients: dict[int, npt.NDArray[np.int64]]
+    ) -> list[Any]:
+        rows: list[Any] = [None] * len(self.ids)
+        for b, at in clients.items():
+            for position, row in zip(at, outcome[b], strict=True):
+                rows[position] = row
+        return rows
+
+    def _drop_not_finite(
+        self, objective: npt.NDArray[np.float64], magnitude: npt.NDArray[np.float64], slot: str
+    ) -> None:
+        bad = self.ids[~(np.isfinite(objective) & np.isfinite(magnitude))]
+        if not len(bad):
+            return
+        what = "its loss or its model was not finite"
+        if self.not_finite == "stop":
+            advice = "lower local.lr, or continue without such clients with not_finite=drop"
+            raise ClientFailure(
+                int(bad[0]), self._round.number, f"local training ('{slot}')", f"{what} ({advice})"
+            )
+        self._round.dropped.update(int(client) for client in bad)
+        self._round.events.append(
+            f"Round {self._round.number}: dropped client{'s' if len(bad) > 1 else ''} "
+            f"{', '.join(str(client) for client in bad)} from '{slot}' training: {what}."
+        )
+
+
+class Trained:
+    """Models that clients made and that stayed where they were made, one for each of `ids`."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        handle: str,
+        ids: Indices,
+        objective: npt.NDArray[np.float64],
+        magnitude: npt.NDArray[np.float64],
+    ) -> None:
+        self._fleet, self.handle, self.ids = fleet, handle, ids
+        self.objective = objective
+        self.arrived = np.isfinite(objective) & np.isfinite(magnitude)
+        self._magnitude = np.where(self.arrived, magnitude, 0.0)
+
+    def combine(self, weights: npt.ArrayLike, otherwise: Models | None = None) -> Models:
+        """The (K, n) weighted means of the models: rows are normalised over the clients that arrived."""
+        matrix = np.asarray(weights, np.float64)
+        if matrix.ndim != 2 or matrix.shape[1] != len(self.ids):
+            raise ValueError(f"expected a (K, {len(self.ids)}) weight matrix, got shape {matrix.shape}")
+        matrix = normalised_rows(matrix * self.arrived)
+        exponent = fixed_point_exponent(matrix, self._magnitude)
+        fleet, clients = self._fleet, self._clients()
+        totals = fleet._call(
+            "combine",
+            {b: (self.handle, self._names(at), matrix[:, at], exponent) for b, at in clients.items()},
+        )
+        summed = sum(totals.values(), np.zeros((len(matrix), fleet.spec.size), np.int64))
+        values = from_fixed_point(summed, exponent)
+        for k in np.flatnonzero(~matrix.any(axis=1)):
+            # An empty cluster has nothing to average: it keeps the model it had.
+            if otherwise is None:
+                raise ValueError(f"row {k} weighs nothing and there is no model to keep")
+            values[k] = otherwise.values[k]
+        return Models(_frozen(values))
+
+    def average(
+        self,
+        by: Indices | None = None,
+        weights: npt.ArrayLike = 1.0,
+        clusters: int | None = None,
+        otherwise: Models | Vector | None = None,
+    ) -> Any:
+        """The weighted mean of all models (a vector), or of each cluster `by` (a `Models`)."""
+        w = np.broadcast_to(np.asarray(weights, np.float64), self.ids.shape)
+        if by is None:
+            keep = None if otherwise is None else Models(np.asarray(otherwise)[None])
+            return self.combine(w[None], keep)[0]
+        if clusters is None:
+            raise ValueError("averaging by cluster needs the number of clusters")
+        return self.combine(one_hot(by, clusters, w), otherwise)  # type: ignore[arg-type]
+
+    def features(self, part: str) -> Matrix:
+        """(n, d): the columns of a part of each model, in id order."""
+        return self.gather(self._fleet.spec.columns(part))
+
+    def gather(self, columns: npt.ArrayLike | None = None) -> Matrix:
+        """(n, d): chosen columns of every model, in id order; zeros for a client that did not arrive."""
+        chosen = None if columns is None else np.asarray(columns, np.int64)
+        clients = self._clients()
+        parts = self._fleet._call(
+            "columns", {b: (self.handle, self._names(at), chosen) for b, at in clients.items()}
+        )
+        width = self._fleet.spec.size if chosen is None else len(chosen)
+        table = np.zeros((len(self.ids), width), np.float32)
+        for b, at in clients.items():
+            table[at] = parts[b]
+        return table
+
+    def chunks(self, memory: float = 256e6) -> Any:
+        """(columns, (n, columns) array) pieces of all models, so that no piece takes more than `memory` bytes."""
+        step = max(1, int(memory // (4 * max(len(self.ids), 1))))
+        for at in range(0, self._fleet.spec.size, step):
+            columns = np.arange(at, min(at + step, self._fleet.spec.size))
+            yield columns, self.gather(columns)
+
+    def distances(self, to: Reference) -> npt.NDArray[np.float64]:
+        """Euclidean distance of each client's model to its reference."""
+        view = self._fleet.select(self.ids)
+        wire, clients = _Wire(view), self._clients()
+        encoded = wire.encode(to)
+        found = view._call(
+            "distances",
+            {b: (self.handle, self._names(at), wire.part(encoded, at)) for b, at in clients.items()},
+            wire.arrays,
+        )
+        return view._scatter(found, clients, 1)[:, 0]
+
+    def _clients(self) -> dict[int, npt.NDArray[np.int64]]:
+        return self._fleet.select(self.ids)._participants()
+
+    def _names(self, at: npt.NDArray[np.int64]) -> list[int]:
+        return [int(i) for i in self.ids[at]]
+
+
+class _Round:
+    """What belongs to the round under way, shared by all views of a fleet."""
+
+    def __init__(self) -> None:
+        self.start(0, {})
+
+    def start(self, number: int, step_share: dict[int, float]) -> None:
+        self.number = number
+        self.step_share = step_share
+        self.events: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self.dropped: set[int] = set()
+        self.objectives: dict[str, tuple[Indices, npt.NDArray[np.float64]]] = {}
+        self.release()
+
+    def release(self) -> None:
+        self.placed: dict[int, tuple[npt.NDArray[Any], Any]] = {}
+        self._handles = 0
+
+    def next_handle(self, slot: str) -> str:
+        self._handles += 1
+        return f"{self._handles}:{slot}"
+
+
+class _Wire:
+    """Encodes references of a view; arrays travel beside the request, each placed once per round."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet, self._ids = fleet, fleet.ids
+        self.arrays: list[Any] = []
+
+    def encode(self, reference: Reference) -> Encoded:
+        if isinstance(reference, Rows):
+            self._check(reference.rows, "rows")
+            return Encoded("rows", self._array(reference.models), self._by_client(reference.rows))
+        if isinstance(reference, PerClient):
+            self._check(reference.values, "values")
+            return Encoded("value", per_client=self._by_client(reference.values))
+        if isinstance(reference, Private):
+            default = None if reference.default is None else self.encode(reference.default)
+            return Encoded("private", name=reference.name, default=default)
+        if isinstance(reference, Models):
+            return Encoded("models", self._array(reference.values))
+        if isinstance(reference, Trained):
+            return Encoded("result", name=reference.handle)
+        return Encoded("vector", self._array(np.asarray(reference)))
+
+    def part(self, encoded: Encoded, at: npt.NDArray[np.int64]) -> Encoded:
+        """The piece of a reference that one block needs."""
+        chosen = (
+            {int(self._ids[j]): encoded.per_client[int(self._ids[j])] for j in at}
+            if encoded.per_client
+            else {}
+        )
+        default = None if encoded.default is None else self.part(encoded.default, at)
+        return Encoded(encoded.kind, encoded.array, chosen, encoded.name, default)
+
+    def _by_client(self, values: npt.NDArray[Any]) -> dict[int, Any]:
+        return {int(client): value for client, value in zip(self._ids, values.tolist(), strict=True)}
+
+    def _check(self, values: npt.NDArray[Any], what: str) -> None:
+        if len(values) != len(self._ids):
+            raise ValueError(
+                f"expected {what} for the {len(self._ids)} clients of this view, got {len(values)}"
+            )
+
+    def _array(self, array: npt.NDArray[Any]) -> int:
+        placed = self._fleet._round.placed
+        if id(array) not in placed:
+            placed[id(array)] = (
+                array,
+                self._fleet._place(array),
+            )  # the array is held, so its id stays its own
+        self.arrays.append(placed[id(array)][1])
+        return len(self.arrays) - 1
+
+
+class InProcessFleet(Fleet):
+    """All blocks in this process, one after the other: the reference every other layout must equal."""
+
+    def __init__(
+        self,
+        blocks: Sequence[ClientBlock],
+        sizes: npt.NDArray[np.int64],
+        not_finite: str = "drop",
+    ) -> None:
+        super().__init__([sorted(block.clients) for block in blocks], sizes, not_finite)
+        self.blocks = list(blocks)
+
+    def _reach(self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any]) -> Any:
+        return {b: getattr(self.blocks[b], method)(*args, *arrays) for b, args in arguments.items()}
+
+
+def _as_list(reference: Reference | Sequence[Reference] | None) -> list[Reference]:
+    if reference is None:
+        return []
+    return list(reference) if isinstance(reference, list | tuple) else [reference]  # type: ignore[list-item]
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, Rows | PerClient | Private | Models | Trained | np.ndarray)
+
+
+def _frozen(array: Matrix) -> Matrix:
+    """The same array, read-only: models are values."""
+    array = np.asarray(array)
+    if array.flags.writeable:
+        array.flags.writeable = False
+    return array

@@ -1,0 +1,103 @@
+"""The Ray side: ClientActor, ServerActor, and the fleet that reaches clients through the object store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import ray
+
+from actors.fleet import Fleet
+from actors.reports import RoundReport
+from actors.requests import BlockSetup, ClientSamples
+from actors.server import Server, ServerSetup
+
+
+@ray.remote(max_restarts=0, max_task_retries=0)
+class ClientActor:
+    """Hosts a block of clients around one LightningModule, on a share of a device."""
+
+    def __init__(
+        self,
+        setup: BlockSetup,
+        clients: dict[int, ClientSamples],
+        x: npt.NDArray[Any],
+        y: npt.NDArray[Any],
+    ) -> None:
+        from actors.block import ClientBlock  # Lightning is imported here and not in the server
+        from actors.devices import claim_device
+
+        self.device = claim_device(setup.gpus)
+        self.block = ClientBlock(setup, clients, x, y, self.device)
+
+    def call(self, method: str, arguments: tuple[Any, ...], *arrays: npt.NDArray[Any]) -> Any:
+        """Do what the fleet asks of a block."""
+        return getattr(self.block, method)(*arguments, *arrays)
+
+    def about(self) -> dict[str, Any]:
+        """Where this actor runs."""
+        return {
+            "pid": os.getpid(),
+            "device": self.device,
+            "gpu_ids": ray.get_gpu_ids(),
+            "clients": sorted(self.block.clients),
+            "node": ray.get_runtime_context().get_node_id(),
+        }
+
+
+class RayFleet(Fleet):
+    """Blocks on Ray actors: one call per actor and stage, models through the object store."""
+
+    def __init__(
+        self,
+        actors: Sequence[Any],
+        layout: Sequence[Sequence[int]],
+        sizes: npt.NDArray[np.int64],
+        not_finite: str = "drop",
+    ) -> None:
+        super().__init__(layout, sizes, not_finite)
+        self.actors = list(actors)
+
+    def _reach(self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any]) -> Any:
+        calls = {b: self.actors[b].call.remote(method, args, *arrays) for b, args in arguments.items()}
+        # All at once: the first failure surfaces instead of waiting behind a healthy actor.
+        return dict(zip(calls, ray.get(list(calls.values())), strict=True))
+
+    def _place(self, array: npt.NDArray[Any]) -> Any:
+        return ray.put(np.ascontiguousarray(array))
+
+
+@ray.remote(max_restarts=0, max_task_retries=0)
+class ServerActor:
+    """Holds the global and the K cluster models, clusters and aggregates."""
+
+    def __init__(
+        self,
+        setup: ServerSetup,
+        actors: Sequence[Any],
+        layout: Sequence[Sequence[int]],
+        state: dict[str, Any] | None,
+    ) -> None:
+        self.fleet = RayFleet(actors, layout, setup.sizes, setup.not_finite)
+        self.server = Server(setup, self.fleet, state)
+
+    def run_round(self, round: int) -> RoundReport:
+        """One committed round."""
+        return self.server.run_round(round)
+
+    def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
+        """(the server's state, references to each block's client states), all of the last committed round."""
+        states = [actor.call.remote("snapshot", ()) for actor in self.fleet.actors]
+        ray.wait(states, num_returns=len(states))
+        return self.server.state(), states
+
+    def models(self) -> dict[str, Any]:
+        """The server's models and the layout of their values."""
+        return {"models": self.server.models(), "spec": self.fleet.spec.to_json()}
+
+    def about(self) -> dict[str, Any]:
+        """Where this actor runs."""
+        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}

@@ -1,0 +1,172 @@
+"""The server: holds the global and the cluster models (inside its strategy) and runs rounds.
+
+A plain class: the in-process session uses it as it is, and a ServerActor wraps it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.fleet import Fleet
+from actors.metrics import clustering_metrics, summarise
+from actors.participation import participants
+from actors.reports import RoundReport
+from foundation.settings import EvaluationSettings, ParticipationSettings
+from strategies import build
+from strategies.base import UNASSIGNED
+
+
+@dataclass(frozen=True)
+class ServerSetup:
+    """Everything a server needs to know besides its fleet."""
+
+    method: str
+    options: dict[str, Any]
+    clients: int
+    clusters: int
+    rounds: int
+    seed: int
+    weights: str
+    participation: ParticipationSettings
+    evaluation: EvaluationSettings
+    sizes: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.int64] | None
+    has_validation: bool
+    not_finite: str
+
+
+class Server:
+    """One method, its models, and the fleet it works with."""
+
+    def __init__(self, setup: ServerSetup, fleet: Fleet, state: dict[str, Any] | None = None) -> None:
+        self.setup, self.fleet = setup, fleet
+        self.strategy = build(
+            setup.method,
+            setup.options,
+            clients=setup.clients,
+            clusters=setup.clusters,
+            weights=setup.weights,
+            seed=setup.seed,
+            rounds=setup.rounds,
+        )
+        fleet.begin(0)
+        self.strategy.setup(fleet)
+        if state is not None:
+            self.strategy.load_state(state)
+        fleet.begin(0)
+
+    def run_round(self, round: int) -> RoundReport:
+        """One communication round, committed before this returns."""
+        started = time.perf_counter()
+        setup, strategy, fleet = self.setup, self.strategy, self.fleet
+        chosen = participants(setup.participation, setup.clients, setup.seed, round)
+        fleet.begin(round, chosen.step_share)
+        strategy.report, strategy.events = {}, []
+        before = strategy.assignment
+        strategy.round(fleet.select(chosen.ids))
+        metrics: dict[str, Any] = {
+            "participants": len(chosen.ids),
+            "missing": len(chosen.missing),
+            "dropped": len(fleet.dropped),
+            "federated_objective": self._federated_objective(),
+            **strategy.report,
+        }
+        if strategy.assignment is not None:
+            metrics |= clustering_metrics(strategy.assignment, before, setup.groups, setup.clusters)
+        table = None
+        if round % setup.evaluation.every == 0 or round == setup.rounds:
+            table = self._evaluate(metrics)
+        events = [*fleet.events, *strategy.events, *self._cluster_events(metrics, before)]
+        seconds = dict(fleet.seconds)
+        events += fleet.commit()
+        seconds["round"] = time.perf_counter() - started
+        assignment = None if strategy.assignment is None else strategy.assignment.copy()
+        return RoundReport(round, metrics, table, assignment, seconds, events)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold of the server."""
+        return self.strategy.save_state()
+
+    def models(self) -> dict[str, npt.NDArray[np.float32]]:
+        """The models the server holds."""
+        return self.strategy.models()
+
+    def _federated_objective(self) -> float | None:
+        """sum_i (n_i / n) of the local objectives that the round's clients minimised, over their own batches."""
+        for ids, objective in self.fleet.objectives.values():
+            arrived = np.isfinite(objective)
+            if arrived.any():
+                return float(np.average(objective[arrived], weights=self.setup.sizes[ids][arrived]))
+        return None
+
+    def _evaluate(self, metrics: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """Fill `metrics` and return the table of clients."""
+        setup, fleet = self.setup, self.fleet.everyone
+        prediction = self.strategy.prediction(fleet)
+        columns = fleet.evaluate(prediction, "test")
+        table = {"client": columns.pop("client"), "train_samples": setup.sizes}
+        if setup.groups is not None:
+            table["group"] = setup.groups
+        if self.strategy.assignment is not None:
+            table["cluster"] = self.strategy.assignment
+        table |= columns
+        metrics |= summarise(columns, self._weights(columns))
+        splits = ["validation"] if setup.has_validation else []
+        for split in splits + (["train"] if setup.evaluation.train else []):
+            columns = fleet.evaluate(prediction, split)
+            columns.pop("client")
+            found = summarise(columns, self._weights(columns))
+            metrics |= {f"{split}_{name}": value for name, value in found.items()}
+            table |= {f"{split}_{name}": column for name, column in columns.items()}
+        if setup.evaluation.clusterability:
+            metrics |= self._clusterability(fleet)
+        return table
+
+    def _weights(self, columns: dict[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        return self.setup.sizes if self.setup.evaluation.weights == "train" else columns["samples"]
+
+    def _clusterability(self, fleet: Fleet) -> dict[str, Any]:
+        """The thesis's B (3.18): the largest ||mean gradient of the cluster - own|| / ||mean gradient||."""
+        strategy = self.strategy
+        labels = np.zeros(len(fleet.ids), np.int64)
+        clusters = 1
+        if strategy.clustered:
+            labels, clusters = strategy.labels(fleet), self.setup.clusters  # type: ignore[attr-defined]
+        gradients = fleet.gradients(strategy.gradient_point(fleet))
+        weights = self.setup.sizes[fleet.ids] * gradients.arrived
+        present = [k for k in range(clusters) if weights[labels == k].sum() > 0]
+        rows = np.full(clusters, -1)
+        rows[present] = np.arange(len(present))
+        means = gradients.average(by=rows[labels], weights=weights, clusters=len(present))
+        away = gradients.distances(means[rows[labels]])
+        norms = np.sqrt(np.add.reduce(means.values.astype(np.float64) ** 2, axis=1))
+        by_cluster: list[float | None] = [None] * clusters
+        for row, k in enumerate(present):
+            by_cluster[k] = (
+                float(np.nanmax(away[labels == k])) / float(norms[row]) if norms[row] > 0 else None
+            )
+        known = [value for value in by_cluster if value is not None]
+        return {"clusterability": max(known) if known else None, "clusterability_by_cluster": by_cluster}
+
+    def _cluster_events(self, metrics: dict[str, Any], before: npt.NDArray[np.int64] | None) -> list[str]:
+        """Empty clusters and collapses, told when they happen and not every round after."""
+        if self.strategy.assignment is None:
+            return []
+        now = _sizes(self.strategy.assignment, self.setup.clusters)
+        then = None if before is None or (before == UNASSIGNED).all() else _sizes(before, self.setup.clusters)
+        events = []
+        for k in np.flatnonzero(now == 0):
+            if then is None or then[k] > 0:
+                events.append(f"Cluster {k} is empty: it keeps its model.")
+        if (now > 0).sum() == 1 < self.setup.clusters and (then is None or (then > 0).sum() > 1):
+            events.append(f"All clients are in cluster {int(now.argmax())}.")
+        return events
+
+
+def _sizes(assignment: npt.NDArray[np.int64], clusters: int) -> npt.NDArray[np.int64]:
+    return np.bincount(assignment[assignment >= 0], minlength=clusters)

@@ -1,0 +1,58 @@
+"""From a config and its federation to what the actors need to know."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from actors.requests import BlockSetup, ClientSamples
+from actors.server import ServerSetup
+from actors.session import Plan
+from experiments.config import options
+from federated_data import Federation
+from foundation.settings import ExperimentSettings
+
+
+def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
+    """What the actors need to know of an experiment."""
+    server = ServerSetup(
+        method=config.method,
+        options=options(config),
+        clients=config.clients,
+        clusters=config.clusters,
+        rounds=config.rounds,
+        seed=config.seed,
+        weights=config.weights,
+        participation=config.participation,
+        evaluation=config.evaluation,
+        sizes=np.asarray(federation.sizes, np.int64),
+        groups=federation.groups,
+        has_validation=any(len(client.validation) for client in federation.clients),
+        not_finite=config.not_finite,
+    )
+    block = BlockSetup(
+        seed=config.seed,
+        model=config.model,
+        local=config.local,
+        evaluation=config.evaluation,
+        input_shape=federation.input_shape,
+        classes=federation.classes,
+        mean=np.asarray(federation.mean, np.float32),
+        std=np.asarray(federation.std, np.float32),
+        gpus=config.fleet.gpus,
+    )
+    clients = [
+        ClientSamples(np.asarray(c.train), np.asarray(c.validation), np.asarray(c.test))
+        for c in federation.clients
+    ]
+    title = f"{config.method}-{config.data.name}-seed{config.seed}"
+    return Plan(server, block, config.fleet, clients, federation.x, federation.y, title)
+
+
+def run_path(config: ExperimentSettings) -> Path:
+    """Where a new run goes: `storage/name`, with a name made up from the config if none was given."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = config.name or f"{config.method}-{config.data.name}-seed{config.seed}-{stamp}"
+    return Path(config.storage).expanduser() / name

@@ -1,0 +1,170 @@
+"""One experiment from config to run directory: the round loop, checkpoints, recovery and resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.cluster import connected
+from actors.reports import RoundReport
+from actors.session import ActorsLost, Checkpoint, InProcessSession, RaySession, Session
+from experiments.checkpoints import CheckpointWriter, latest
+from experiments.config import config_from_yaml, config_to_yaml
+from experiments.environment import describe_environment
+from experiments.plan import make_plan, run_path
+from experiments.progress import Progress
+from experiments.run_directory import RunDirectory
+from experiments.trees import read_arrays
+from federated_data import Federation, build_federation, load_dataset
+from foundation.errors import UserError
+from foundation.settings import ExperimentSettings
+
+OnRound = Callable[[RoundReport], None]
+
+
+def run_experiment(
+    config: ExperimentSettings,
+    run_directory: str | Path | None = None,
+    on_round: OnRound | None = None,
+    *,
+    quiet: bool = False,
+) -> Path:
+    """Run an experiment to its end; returns its run directory."""
+    federation = build_federation(config.data, config.partition, config.clients, config.seed)
+    path = Path(run_directory) if run_directory is not None else run_path(config)
+    run = RunDirectory.create(
+        path, config_to_yaml(config), describe_environment(), dict(federation.indices())
+    )
+    with run:
+        for note in federation.notes:
+            run.note(0, note)
+        _Drive(config, federation, run, on_round, quiet).run(0, None)
+    return path
+
+
+def resume(path: str | Path, on_round: OnRound | None = None, *, quiet: bool = False) -> Path:
+    """Go on with a run from its last checkpoint; the result has the bits of a run that was never stopped."""
+    with RunDirectory.open(path, environment=describe_environment()) as run:
+        config = config_from_yaml(run.config_yaml)
+        if run.status.state == "finished":
+            raise UserError(
+                f"Expected a run that is not finished, got {path} with all {config.rounds} rounds done: "
+                "open it with experiments.open_run, or run it again under another name."
+            )
+        dataset = load_dataset(config.data, config.seed)
+        federation = Federation.from_indices(dataset, read_arrays(run.path / "partition.safetensors"))
+        drive = _Drive(config, federation, run, on_round, quiet)
+        drive.run(*drive.last_checkpoint())
+    return Path(path)
+
+
+class _Drive:
+    """The driver's side of a run."""
+
+    def __init__(
+        self,
+        config: ExperimentSettings,
+        federation: Federation,
+        run: RunDirectory,
+        on_round: OnRound | None,
+        quiet: bool,
+    ) -> None:
+        self.config, self.run_directory, self.on_round, self.quiet = config, run, on_round, quiet
+        self.plan = make_plan(config, federation)
+
+    def run(self, done: int, checkpoint: Checkpoint | None) -> None:
+        """Rounds `done` + 1 to the last, through losses of actors and nodes."""
+        config, run = self.config, self.run_directory
+        losses = 0
+        with ExitStack() as stack:
+            where = stack.enter_context(self._ray())
+            progress = stack.enter_context(self._progress(done, where))
+            while True:
+                try:
+                    self._rounds(done, checkpoint, progress, shrink=losses > 0)
+                    break
+                except ActorsLost as error:
+                    losses += 1
+                    if losses > config.fleet.restarts:
+                        raise
+                    done, checkpoint = self.last_checkpoint()
+                    text = f"Lost an actor ({error}); going on from round {done}."
+                    run.note(done, text)
+                    progress.note(text)
+        from reports.summary import write_summary
+
+        write_summary(run.path)
+
+    def last_checkpoint(self) -> tuple[int, Checkpoint | None]:
+        """(round, state) of the newest whole checkpoint; files are cut back to that round."""
+        run = self.run_directory
+        found = latest(run.path)
+        if found is None:
+            run.truncate(0)
+            return 0, None
+        done, parts, warnings = found
+        run.truncate(done)
+        for warning in warnings:
+            run.note(done, warning)
+        clients: dict[int, dict[str, Any]] = {}
+        for name, part in parts.items():
+            if name.startswith("clients-"):
+                clients.update(part)
+        return done, Checkpoint(parts["server"], clients)
+
+    def _rounds(self, done: int, checkpoint: Checkpoint | None, progress: Any, *, shrink: bool) -> None:
+        config, run = self.config, self.run_directory
+        session = self._session(checkpoint, shrink)
+        writer = CheckpointWriter(run.path, every=config.checkpoint.every, keep=config.checkpoint.keep)
+        try:
+            progress.note(session.describe())
+            for round in range(done + 1, config.rounds + 1):
+                report = session.run_round(round)
+                run.append(report)
+                if writer.due(round) or round == config.rounds:
+                    run.flush(round)
+                    writer.submit(round, session.snapshot())
+                progress.update(report)
+                if self.on_round is not None:
+                    self.on_round(report)
+            writer.close()
+            final = session.models()
+            run.finish(final["models"] | _private_models(session), final["spec"])
+        finally:
+            writer.abandon()
+            session.close()
+
+    def _session(self, checkpoint: Checkpoint | None, shrink: bool) -> Session:
+        if self.config.fleet.backend == "in_process":
+            return InProcessSession(self.plan, checkpoint)
+        return RaySession(self.plan, checkpoint, shrink=shrink)
+
+    def _ray(self) -> AbstractContextManager[str]:
+        if self.config.fleet.backend == "in_process":
+            return nullcontext("this process")
+        return connected(self.config.fleet)
+
+    def _progress(self, done: int, where: str) -> AbstractContextManager[Any]:
+        config = self.config
+        title = f"{config.method} on {config.data.name} ({where})"
+        return Progress(config.rounds, first_round=done, title=title, quiet=self.quiet)
+
+
+def _private_models(session: Session) -> Mapping[str, Any]:
+    """Models that clients keep for themselves: `private-<name>`, a row per client of `private-<name>-clients`."""
+    rows: dict[str, dict[int, Any]] = {}
+    for part, fetch in session.snapshot().items():
+        if part.startswith("clients-"):
+            for client, state in fetch().items():
+                for key, value in state.items():
+                    if key.startswith("model/"):
+                        rows.setdefault(key.removeprefix("model/"), {})[client] = value
+    found: dict[str, Any] = {}
+    for name, models in rows.items():
+        found[f"private-{name}"] = np.stack([models[client] for client in sorted(models)])
+        found[f"private-{name}-clients"] = np.asarray(sorted(models), np.int64)
+    return found

@@ -1,0 +1,1 @@
+"""LightningModules, networks and the ways to run local training."""

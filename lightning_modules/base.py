@@ -1,0 +1,110 @@
+"""The LightningModule that every client trains.
+
+The contract of a federated module: `forward(x)` gives logits, `loss(outputs, y, reduction="none")` one loss
+per sample, `head_modules()` says which submodules are the head. The platform's own module wraps a network.
+A foreign LightningModule that only has `training_step` and `configure_optimizers` works with the methods that
+need no more (no additive models, no per-client losses), and is refused by the others with a sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import foundation.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
+import lightning
+import torch
+from torch import Tensor, nn
+
+from foundation.errors import UserError
+from foundation.randomness import seeded_torch
+from foundation.settings import LocalSettings, ModelSettings
+from lightning_modules.networks import NETWORKS, default_network
+
+
+class FederatedModule(lightning.LightningModule):
+    """A network, its loss and its optimizer."""
+
+    def __init__(self, network: nn.Module, *, classes: int | None, local: LocalSettings) -> None:
+        super().__init__()
+        self.network = network
+        self.classes = classes
+        self.local = local
+        # What a client minimises in one local training; the executor sets it, None means the plain loss.
+        self.local_objective: Callable[[Any, Any, int], Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, or predictions of a regression."""
+        return self.network(x)
+
+    def loss(self, outputs: Tensor, y: Tensor, reduction: str = "none") -> Tensor:
+        """Cross-entropy, or squared error where there are no classes."""
+        if self.classes is None:
+            return nn.functional.mse_loss(outputs.reshape(y.shape), y, reduction=reduction)
+        return nn.functional.cross_entropy(outputs, y, reduction=reduction)
+
+    def head_modules(self) -> tuple[str, ...]:
+        """Names of the submodules that the papers call the head (the fully-connected layers)."""
+        return tuple(f"network.{name}" for name in self.network.head)  # type: ignore[union-attr]
+
+    def classifier_module(self) -> str:
+        """Name of the last layer, whose weight matrix the papers cluster on."""
+        return f"network.{self.network.classifier}"
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """One step's objective: the mean loss, with what the method adds to it."""
+        if self.local_objective is not None:
+            return self.local_objective(self, batch, batch_idx)
+        x, y = batch
+        return self.loss(self(x), y).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimizer that `local.*` describes."""
+        local = self.local
+        if local.optimizer == "adam":
+            return torch.optim.Adam(self.parameters(), lr=local.lr, weight_decay=local.weight_decay)
+        return torch.optim.SGD(
+            self.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay
+        )
+
+
+def follows_contract(module: nn.Module) -> bool:
+    """Whether a module has per-sample losses and logits, which penalties and additive models need."""
+    return isinstance(module, FederatedModule) or (
+        callable(getattr(module, "loss", None)) and hasattr(module, "local_objective")
+    )
+
+
+def load_target(target: str) -> type[lightning.LightningModule]:
+    """The class behind `model.target=package.module.Class`."""
+    path, _, name = target.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(path), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"Expected model.target to name an importable LightningModule, got '{target}' ({error}): "
+            "write it as package.module.Class, with the package in the working directory or installed."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, lightning.LightningModule)):
+        raise UserError(f"Expected model.target to name a LightningModule, got '{target}' which is not one.")
+    return found
+
+
+def build_module(
+    model: ModelSettings, local: LocalSettings, input_shape: tuple[int, ...], classes: int | None, seed: int
+) -> lightning.LightningModule:
+    """The module an experiment asks for, initialised from `seed` and from nothing else."""
+    with seeded_torch(seed):
+        if model.target is not None:
+            return _build_target(model.target, local=local, input_shape=input_shape, classes=classes)
+        name = default_network(input_shape, classes) if model.name == "auto" else model.name
+        network = NETWORKS.find(name)(input_shape, 1 if classes is None else classes, model)
+        return FederatedModule(network, classes=classes, local=local)
+
+
+def _build_target(target: str, **context: Any) -> lightning.LightningModule:
+    found = load_target(target)
+    accepted = inspect.signature(found.__init__).parameters
+    return found(**{name: value for name, value in context.items() if name in accepted})

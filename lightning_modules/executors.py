@@ -1,0 +1,454 @@
+"""Local training: one job per client in, one result per client out. Three ways to run the same steps.
+
+- `loop`: the module's own step and optimizer, no Trainer. The default on CPU.
+- `vmap`: clients with equal batch shapes trained as one batched model. The default on GPU.
+- `trainer`: a real `lightning.Trainer`, for its callbacks, precision plugins and strategies.
+
+loop and trainer give the same bits on CPU; vmap the same numbers to VMAP_TOLERANCE (relative, per round of
+local training), because batched kernels add up in another order.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import foundation.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
+import lightning
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from foundation.errors import UserError
+from foundation.randomness import seeded_torch
+from lightning_modules.base import follows_contract
+from lightning_modules.flat import FlatModel, OptimizerState, tensor_of
+from lightning_modules.samples import Samples
+from strategies.parameters import Vector
+from strategies.penalties import Penalty
+
+VMAP_TOLERANCE = 1e-4
+CHUNK = 512  # samples per forward pass of a frozen model
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One client's local training."""
+
+    client: int
+    start: Vector
+    batches: Sequence[npt.NDArray[np.int64]]
+    seed: int
+    optimizer_state: OptimizerState | None = None
+    on_top_of: Sequence[Vector] = ()
+    penalties: Sequence[tuple[Penalty, dict[str, npt.NDArray[Any]]]] = ()
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What came out of it; `objective` is the mean of the local objective over the steps."""
+
+    client: int
+    model: Vector
+    optimizer_state: OptimizerState
+    objective: float
+
+
+@dataclass
+class LocalObjective:
+    """mean loss of (own + frozen outputs) + penalties, for the batches of one job."""
+
+    model: FlatModel
+    penalties: list[tuple[Penalty, dict[str, Tensor]]]
+    frozen: Tensor | None  # summed outputs of the models underneath, one row per distinct sample
+    rows: list[Tensor]  # row of each sample of each batch
+
+    def __call__(self, module: Any, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
+        x, y = batch
+        outputs = module(x)
+        if self.frozen is not None:
+            outputs = outputs + self.frozen[self.rows[step]]
+        value = module.loss(outputs, y, reduction="none").mean()
+        if self.penalties:
+            live = torch.cat([p.reshape(-1) for p in module.parameters()])
+            for penalty, anchors in self.penalties:
+                value = value + penalty.value(live, anchors)
+        return value
+
+
+def outputs_of(model: FlatModel, samples: Samples, vector: Vector, index: npt.NDArray[np.int64]) -> Tensor:
+    """A frozen model's outputs on some samples, in evaluation mode."""
+    model.load(vector)
+    model.module.eval()
+    with torch.no_grad():
+        chunks = [
+            model.module(samples.batch(index[start : start + CHUNK])[0])
+            for start in range(0, len(index), CHUNK)
+        ]
+    return torch.cat(chunks)
+
+
+def prepare(job: TrainJob, model: FlatModel, samples: Samples) -> LocalObjective:
+    """The objective of a job; each frozen model is evaluated once per distinct sample, not once per step."""
+    frozen, rows = None, []
+    if job.on_top_of:
+        distinct, inverse = np.unique(np.concatenate(job.batches), return_inverse=True)
+        for vector in job.on_top_of:
+            outputs = outputs_of(model, samples, vector, distinct)
+            frozen = outputs if frozen is None else frozen + outputs
+        stops = np.cumsum([len(batch) for batch in job.batches])[:-1]
+        rows = [torch.from_numpy(part).to(model.device) for part in np.split(inverse, stops)]
+    penalties = [
+        (penalty, {name: tensor_of(value).to(model.device) for name, value in anchors.items()})
+        for penalty, anchors in job.penalties
+    ]
+    return LocalObjective(model, penalties, frozen, rows)
+
+
+@dataclass
+class LoopExecutor:
+    """One client after the other, the module's own step and optimizer."""
+
+    model: FlatModel
+    samples: Samples
+    notes: list[str] = field(default_factory=list)
+
+    def train(self, jobs: Sequence[TrainJob]) -> Iterator[TrainResult]:
+        """Run the jobs in order."""
+        for job in jobs:
+            yield self.train_one(job)
+
+    def train_one(self, job: TrainJob) -> TrainResult:
+        """One client's steps."""
+        with _ready(job, self.model, self.samples):
+            total = torch.zeros((), dtype=torch.float64, device=self.model.device)
+            for step, index in enumerate(job.batches):
+                self.model.zero_grad()
+                loss = _loss_of(self.model.module.training_step(self.samples.batch(index), step))  # type: ignore[operator]
+                loss.backward()
+                self.model.optimizer.step()
+                total += loss.detach()
+            return _result(job, self.model, float(total))
+
+
+@dataclass
+class TrainerExecutor:
+    """One client after the other, each through a `lightning.Trainer`.
+
+    `options` are the Trainer's own arguments (`precision`, `gradient_clip_val`, ...); `callbacks` a list of
+    import paths. The optimizer's state enters and leaves through the module.
+    """
+
+    model: FlatModel
+    samples: Samples
+    options: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def train(self, jobs: Sequence[TrainJob]) -> Iterator[TrainResult]:
+        """Run the jobs in order."""
+        for job in jobs:
+            with _ready(job, self.model, self.samples):
+                total = self._fit(job)
+                yield _result(job, self.model, total)
+
+    def _fit(self, job: TrainJob) -> float:
+        module, optimizer = self.model.module, self.model.optimizer
+        losses = _CollectLosses()
+        options = dict(self.options)
+        callbacks = [_load_callback(path) for path in options.pop("callbacks", [])]
+        own = module.configure_optimizers
+        module.configure_optimizers = lambda: optimizer  # type: ignore[assignment,method-assign]
+        try:
+            with warnings.catch_warnings(), _hushed("lightning.pytorch"):
+                # Lightning's advice on workers, devices and loggers does not apply to ten steps in memory.
+                warnings.simplefilter("ignore")
+                trainer = lightning.Trainer(
+                    max_steps=len(job.batches),
+                    accelerator="gpu" if self.model.device.type == "cuda" else "cpu",
+                    devices=1,
+                    logger=False,
+                    enable_checkpointing=False,
+                    enable_progress_bar=False,
+                    enable_model_summary=False,
+                    callbacks=[losses, *callbacks],
+                    **options,
+                )
+                trainer.fit(module, _batches(self.samples, job.batches))  # type: ignore[arg-type]
+        finally:
+            module.configure_optimizers = own  # type: ignore[method-assign]
+            module.trainer = None  # type: ignore[assignment]
+        return losses.total
+
+
+@contextmanager
+def _hushed(logger: str) -> Iterator[None]:
+    chosen = logging.getLogger(logger)
+    level = chosen.level
+    chosen.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        chosen.setLevel(level)
+
+
+class _CollectLosses(lightning.Callback):
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.total += float(_loss_of(outputs).detach())
+
+
+def _batches(samples: Samples, batches: Sequence[npt.NDArray[np.int64]]) -> Any:
+    return torch.utils.data.DataLoader(_BatchList(samples, batches), batch_size=None, shuffle=False)
+
+
+class _BatchList(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self, samples: Samples, batches: Sequence[npt.NDArray[np.int64]]) -> None:
+        self.samples, self.batches = samples, batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        return self.samples.batch(self.batches[step])
+
+
+def _load_callback(path: str) -> lightning.Callback:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)()
+
+
+class VmapExecutor:
+    """Clients with equal batch shapes as one batched model; the rest falls back to the loop, and says so."""
+
+    ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
+    def __init__(self, model: FlatModel, samples: Samples, group: int = 32) -> None:
+        self.model, self.samples, self.group = model, samples, group
+        self.loop = LoopExecutor(model, samples)
+        self.notes: list[str] = []
+        self._why_not = self._reason_against()
+        if self._why_not:
+            self.notes.append(f"local.executor=vmap falls back to loop: {self._why_not}.")
+
+    def _reason_against(self) -> str:
+        module, optimizer = self.model.module, self.model.optimizer
+        if not follows_contract(module):
+            return f"{type(module).__name__} has no per-sample loss"
+        if type(optimizer) not in self.ELEMENTWISE or len(optimizer.param_groups) != 1:
+            return f"{type(optimizer).__name__} is not a plain SGD or Adam over one group"
+        for name, part in module.named_modules():
+            if isinstance(part, torch.nn.modules.dropout._DropoutNd):
+                return f"'{name}' draws random numbers (Dropout)"
+        return ""
+
+    def train(self, jobs: Sequence[TrainJob]) -> Iterator[TrainResult]:
+        """Run the jobs; results come in the order of the jobs."""
+        if self._why_not:
+            yield from self.loop.train(jobs)
+            return
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for position, job in enumerate(jobs):
+            groups.setdefault(_signature(job), []).append(position)
+        done: dict[int, TrainResult] = {}
+        for positions in groups.values():
+            for start in range(0, len(positions), self.group):
+                chosen = positions[start : start + self.group]
+                if len(chosen) == 1:
+                    done[chosen[0]] = self.loop.train_one(jobs[chosen[0]])
+                else:
+                    done.update(zip(chosen, self._train_group([jobs[p] for p in chosen]), strict=True))
+        for position in range(len(jobs)):
+            yield done.pop(position)
+
+    def _train_group(self, jobs: list[TrainJob]) -> list[TrainResult]:
+        model, module = self.model, self.model.module
+        objectives = [prepare(job, model, self.samples) for job in jobs]
+        model.touch()
+        module.train()
+        stacked = torch.stack([tensor_of(job.start) for job in jobs]).to(model.device)
+        parameters, buffers = self._unstack(stacked, len(jobs))
+        leaves = [torch.nn.Parameter(tensor) for tensor in parameters.values()]
+        optimizer = self._stacked_optimizer(leaves, jobs)
+        gradient = torch.func.vmap(
+            torch.func.grad_and_value(self._objective([p for p, _ in objectives[0].penalties])),
+            in_dims=(0, 0, 0, 0, 0, _anchor_dims(objectives)),
+        )
+        anchors = _stack_anchors(objectives)
+        total = torch.zeros(len(jobs), dtype=torch.float64, device=model.device)
+        for step in range(len(jobs[0].batches)):
+            batches = [self.samples.batch(job.batches[step]) for job in jobs]
+            x = torch.stack([x for x, _ in batches])
+            y = torch.stack([y for _, y in batches])
+            frozen = torch.stack(
+                [o.frozen[o.rows[step]] if o.frozen is not None else torch.zeros(()) for o in objectives]
+            ).to(model.device)
+            live = dict(zip(parameters, leaves, strict=True))
+            gradients, losses = gradient(live, buffers, x, y, frozen, anchors)
+            for name, leaf in live.items():
+                leaf.grad = gradients[name]
+            optimizer.step()
+            total += losses.detach()
+        return self._collect(jobs, leaves, buffers, optimizer, total)
+
+    def _objective(self, penalties: list[Penalty]) -> Any:
+        module = self.model.module
+
+        def objective(
+            parameters: dict[str, Tensor],
+            buffers: dict[str, Tensor],
+            x: Tensor,
+            y: Tensor,
+            frozen: Tensor,
+            anchors: list[dict[str, Tensor]],
+        ) -> Tensor:
+            outputs = torch.func.functional_call(module, (parameters, buffers), (x,)) + frozen
+            value = module.loss(outputs, y, reduction="none").mean()  # type: ignore[operator]
+            if penalties:
+                live = torch.cat([p.reshape(-1) for p in parameters.values()])
+                for penalty, resolved in zip(penalties, anchors, strict=True):
+                    value = value + penalty.value(live, resolved)
+            return value
+
+        return objective
+
+    def _unstack(self, stacked: Tensor, count: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        parameters, buffers = {}, {}
+        for entry in self.model.spec.entries:
+            part = stacked[:, entry.start : entry.stop].reshape(count, *entry.shape).clone()
+            (parameters if entry.kind == "parameter" else buffers)[entry.name] = part
+        for name, buffer in self.model.module.named_buffers():
+            if not buffer.is_floating_point():
+                buffers[name] = buffer.expand(count, *buffer.shape).clone()
+        return parameters, buffers
+
+    def _stacked_optimizer(self, leaves: list[Tensor], jobs: list[TrainJob]) -> torch.optim.Optimizer:
+        """The module's optimizer over stacked parameters: its updates are element by element."""
+        own = self.model.optimizer
+        optimizer = type(own)(leaves, **own.defaults)
+        for index, leaf in enumerate(leaves):
+            states = [job.optimizer_state or {} for job in jobs]
+            for key in [k for k in states[0] if k.partition(".")[0] == str(index)]:
+                values = [torch.from_numpy(state[key].copy()) for state in states]
+                name = key.partition(".")[2]
+                # A step counter is one number for the group: jobs of a group agree on it (see _signature).
+                stacked = values[0] if name == "step" else torch.stack(values).to(leaf.device)
+                optimizer.state[leaf][name] = stacked
+        return optimizer
+
+    def _collect(
+        self,
+        jobs: list[TrainJob],
+        leaves: list[Tensor],
+        buffers: dict[str, Tensor],
+        optimizer: torch.optim.Optimizer,
+        total: Tensor,
+    ) -> list[TrainResult]:
+        floats = [
+            buffers[entry.name].reshape(len(jobs), -1)
+            for entry in self.model.spec.entries
+            if entry.kind == "buffer"
+        ]
+        flat = (
+            torch.cat([leaf.detach().reshape(len(jobs), -1) for leaf in leaves] + floats, dim=1).cpu().numpy()
+        )
+        results = []
+        for row, job in enumerate(jobs):
+            state: OptimizerState = {}
+            for index, leaf in enumerate(leaves):
+                for name, value in optimizer.state[leaf].items():
+                    if value is not None:
+                        one = value if name == "step" else value[row]
+                        state[f"{index}.{name}"] = one.detach().cpu().numpy().copy()
+            model = flat[row].copy()
+            model.flags.writeable = False
+            results.append(TrainResult(job.client, model, state, float(total[row]) / len(job.batches)))
+        return results
+
+
+def _signature(job: TrainJob) -> tuple[Any, ...]:
+    """What must agree for clients to be trained as one batched model."""
+    state = job.optimizer_state or {}
+    counters = tuple((key, float(value)) for key, value in state.items() if key.endswith(".step"))
+    return (
+        tuple(len(b) for b in job.batches),
+        tuple(state),
+        counters,
+        len(job.on_top_of),
+        len(job.penalties),
+    )
+
+
+def _anchor_dims(objectives: list[LocalObjective]) -> list[dict[str, int]]:
+    return [dict.fromkeys(anchors, 0) for _, anchors in objectives[0].penalties]
+
+
+def _stack_anchors(objectives: list[LocalObjective]) -> list[dict[str, Tensor]]:
+    count = len(objectives[0].penalties)
+    return [
+        {
+            name: torch.stack([objective.penalties[i][1][name] for objective in objectives])
+            for name in objectives[0].penalties[i][1]
+        }
+        for i in range(count)
+    ]
+
+
+def _loss_of(returned: Any) -> Tensor:
+    return returned["loss"] if isinstance(returned, dict) else returned
+
+
+class _ready:
+    """Everything a client's steps need in place, and everything put back afterwards."""
+
+    def __init__(self, job: TrainJob, model: FlatModel, samples: Samples) -> None:
+        self.job, self.model, self.samples = job, model, samples
+        self._seeded = seeded_torch(job.seed)
+
+    def __enter__(self) -> None:
+        module, job = self.model.module, self.job
+        self._seeded.__enter__()
+        if follows_contract(module):
+            module.local_objective = prepare(job, self.model, self.samples)  # type: ignore[assignment]
+        elif job.on_top_of or job.penalties:
+            raise UserError(
+                f"This method adds to the local objective, and {type(module).__name__} has only a "
+                "training_step: give it forward(x), loss(outputs, y, reduction) and the attribute "
+                "local_objective (see lightning_modules/base.py), or choose another method."
+            )
+        self.model.load(job.start)
+        self.model.touch()
+        self.model.set_optimizer_state(job.optimizer_state)
+        module.train()
+
+    def __exit__(self, *error: Any) -> None:
+        if follows_contract(self.model.module):
+            self.model.module.local_objective = None  # type: ignore[assignment]
+        self._seeded.__exit__(*error)
+
+
+def _result(job: TrainJob, model: FlatModel, total: float) -> TrainResult:
+    return TrainResult(job.client, model.vector(), model.optimizer_state(), total / max(len(job.batches), 1))
+
+
+Executor = LoopExecutor | VmapExecutor | TrainerExecutor
+
+
+def make_executor(
+    name: str, model: FlatModel, samples: Samples, trainer_options: dict[str, Any] | None = None
+) -> Executor:
+    """The executor a setting names; auto is loop on CPU and vmap on GPU."""
+    if name == "auto":
+        name = "vmap" if model.device.type == "cuda" else "loop"
+    if name == "loop":
+        return LoopExecutor(model, samples)
+    if name == "vmap":
+        return VmapExecutor(model, samples)
+    return TrainerExecutor(model, samples, dict(trainer_options or {}))

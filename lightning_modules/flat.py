@@ -1,0 +1,154 @@
+"""One live module per process, whose state is one flat tensor: models go in and out as values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from foundation.errors import UserError
+from strategies.parameters import ModelEntry, ModelSpec, Vector
+
+OptimizerState = dict[str, npt.NDArray[Any]]
+
+
+def tensor_of(array: npt.NDArray[Any]) -> Tensor:
+    """A tensor over an array without copying, also where the array is read-only (the object store's are).
+
+    Nobody writes to such a tensor: models are copied into the module, samples are indexed out.
+    """
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    # torch warns about read-only memory once per process; a writable view of the same memory avoids that.
+    view = np.lib.stride_tricks.as_strided(array, writeable=False)
+    interface = dict(view.__array_interface__)
+    interface["data"] = (interface["data"][0], False)
+    holder = _ArrayInterface(interface, array)
+    return torch.from_numpy(np.asarray(holder))
+
+
+class _ArrayInterface:
+    def __init__(self, interface: dict[str, Any], owner: npt.NDArray[Any]) -> None:
+        self.__array_interface__ = interface
+        self.owner = owner  # keeps the memory alive as long as the view
+
+
+class FlatModel:
+    """A module whose parameters and floating-point buffers are views of one flat tensor.
+
+    Loading a model is one copy, reading it out another. Integer buffers (BatchNorm's step counter) are not
+    part of a model value: they start from the module's own values whenever a model is loaded.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        self.module = module.to(device)
+        self.device = torch.device(device)
+        head, classifier = _head_of(module)
+        tensors: list[tuple[str, Tensor, str]] = [(n, p, "parameter") for n, p in module.named_parameters()]
+        floats = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
+        self._integers = [(b, b.clone()) for _, b in module.named_buffers() if not b.is_floating_point()]
+        tensors += [(n, b, "buffer") for n, b in floats]
+        entries, start = [], 0
+        for name, tensor, kind in tensors:
+            if tensor.dtype != torch.float32:
+                raise UserError(
+                    f"Expected a model of float32 tensors, got {tensor.dtype} for '{name}': "
+                    "use local.executor=trainer with a precision option for mixed precision."
+                )
+            stop = start + tensor.numel()
+            part = "head" if any(name.startswith(f"{h}.") or name == h for h in head) else "backbone"
+            is_classifier = name == f"{classifier}.weight"
+            entries.append(ModelEntry(name, tuple(tensor.shape), start, stop, kind, part, is_classifier))
+            start = stop
+        self.spec = ModelSpec(tuple(entries))
+        self.flat = torch.empty(start, dtype=torch.float32, device=self.device)
+        self._views: list[tuple[Tensor, Tensor]] = []
+        for entry, (_, tensor, _) in zip(entries, tensors, strict=True):
+            view = self.flat[entry.start : entry.stop].view(tensor.shape)
+            view.copy_(tensor.detach())
+            tensor.data = view
+            self._views.append((tensor, view))
+        self.optimizer = _only_optimizer(module)
+        self._slots = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._loaded: Vector | None = None
+
+    def load(self, vector: Vector) -> None:
+        """Make this model the live one; loading the same read-only memory again costs nothing."""
+        held = self._loaded
+        if held is not None and held.ctypes.data == vector.ctypes.data and held.size == vector.size:
+            return  # the same memory, which `held` keeps alive and nobody can write to
+        with torch.no_grad():
+            self.flat.copy_(tensor_of(vector))
+            for live, start in self._integers:
+                live.copy_(start)
+        # Only read-only memory can be recognised again: a writable one may have changed since.
+        self._loaded = None if vector.flags.writeable else vector
+
+    def touch(self) -> None:
+        """Say that the live model is about to change."""
+        self._loaded = None
+
+    def vector(self) -> Vector:
+        """The live model as a value of its own, which nobody can write to."""
+        for tensor, view in self._views:
+            if tensor.data_ptr() != view.data_ptr():  # a module that replaced its own tensor
+                view.copy_(tensor.detach())
+                tensor.data = view
+        value = self.flat.detach().cpu().numpy().copy()
+        value.flags.writeable = False
+        return value
+
+    def set_optimizer_state(self, state: OptimizerState | None) -> None:
+        """Give the optimizer a client's state (None: a fresh start)."""
+        self.optimizer.state.clear()
+        for key, value in (state or {}).items():
+            index, _, name = key.partition(".")
+            parameter = self._slots[int(index)]
+            tensor = torch.from_numpy(value.copy())
+            on_device = tensor.shape == parameter.shape
+            self.optimizer.state[parameter][name] = tensor.to(self.device) if on_device else tensor
+
+    def optimizer_state(self) -> OptimizerState:
+        """The optimizer's state as plain arrays."""
+        state = {}
+        for index, parameter in enumerate(self._slots):
+            for name, value in self.optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    state[f"{index}.{name}"] = torch.as_tensor(value).detach().cpu().numpy().copy()
+        return state
+
+    def zero_grad(self) -> None:
+        """Forget gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def flat_gradient(self) -> Vector:
+        """The gradients of the live parameters as a vector (buffers and untouched parameters: zero)."""
+        out = torch.zeros_like(self.flat)
+        for entry, (tensor, _) in zip(self.spec.entries, self._views, strict=True):
+            if entry.kind == "parameter" and tensor.grad is not None:
+                out[entry.start : entry.stop] = tensor.grad.reshape(-1)
+        value = out.cpu().numpy()
+        value.flags.writeable = False
+        return value
+
+
+def _head_of(module: nn.Module) -> tuple[tuple[str, ...], str]:
+    """(head submodules, last layer): what the module says, else its last linear layer."""
+    linear = [name for name, sub in module.named_modules() if isinstance(sub, nn.Linear)]
+    last = linear[-1] if linear else ""
+    head = module.head_modules() if hasattr(module, "head_modules") else ((last,) if last else ())
+    classifier = module.classifier_module() if hasattr(module, "classifier_module") else last
+    return tuple(head), classifier
+
+
+def _only_optimizer(module: nn.Module) -> torch.optim.Optimizer:
+    made = module.configure_optimizers()  # type: ignore[operator]
+    if isinstance(made, torch.optim.Optimizer):
+        return made
+    raise UserError(
+        f"Expected {type(module).__name__}.configure_optimizers to return one torch optimizer, got "
+        f"{type(made).__name__}: schedulers and several optimizers are not supported in local training."
+    )

@@ -1,0 +1,60 @@
+"""The samples of a federation as tensors: indexed per batch, normalised per batch or once per actor."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lightning_modules.flat import tensor_of
+
+
+class Samples:
+    """Inputs and targets of the whole federation, read from shared memory.
+
+    `normalise="batch"` keeps the raw samples only; `"actor"` keeps a normalised float32 copy of the samples
+    in `used`, which is faster and takes more memory. Both give the same bits.
+    """
+
+    def __init__(
+        self,
+        x: npt.NDArray[np.generic],
+        y: npt.NDArray[np.generic],
+        *,
+        mean: npt.ArrayLike,
+        std: npt.ArrayLike,
+        classes: int | None,
+        device: torch.device | str = "cpu",
+        normalise: str = "batch",
+        used: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self._x = tensor_of(x)
+        self._y = tensor_of(y)
+        self._y_type = torch.float32 if classes is None else torch.int64
+        shape = (-1,) + (1,) * (x.ndim - 2)
+        self._mean = torch.as_tensor(np.asarray(mean, np.float32)).reshape(shape)
+        self._std = torch.as_tensor(np.asarray(std, np.float32)).reshape(shape)
+        self._plain = bool((self._mean == 0).all()) and bool((self._std == 1).all())
+        self._position: Tensor | None = None
+        if normalise == "actor" and used is not None:
+            index = torch.from_numpy(np.unique(used))
+            position = torch.full((len(x),), -1, dtype=torch.int64)
+            position[index] = torch.arange(len(index))
+            self._x = self._normalised(self._x[index]).to(self.device)
+            self._position = position
+
+    def batch(self, index: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of some samples, on the device."""
+        rows = torch.from_numpy(np.asarray(index, np.int64))
+        y = self._y.index_select(0, rows).to(self._y_type)
+        if self._position is not None:
+            x = self._x.index_select(0, self._position[rows].to(self._x.device))
+        else:
+            x = self._normalised(self._x.index_select(0, rows))
+        return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        x = x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.to(torch.float32)
+        return x if self._plain else (x - self._mean) / self._std

@@ -1,0 +1,160 @@
+"""Parameter arithmetic: models as flat float32 vectors, and sums that do not depend on who adds first.
+
+A model value is one vector of P numbers: trainable parameters first, floating-point buffers (BatchNorm's
+running statistics) after them. Integer buffers are not part of a model value. `ModelSpec` says which
+columns are what.
+
+Sums over clients are taken in fixed point: every product weight x value is rounded once to a multiple of
+2**-s and the 64-bit integers are added, which is exact, so the result has the same bits for any number of
+actors, any packing and any order. s is as large as the data allows, so what is lost stays below float32's
+own rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float32]
+Matrix = npt.NDArray[np.float32]
+Weights = npt.NDArray[np.float64]
+Sums = npt.NDArray[np.int64]
+
+PARTS = ("all", "parameters", "backbone", "head", "classifier", "buffers")
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One tensor of a model: where it stands in the vector and what it is."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    kind: str  # "parameter" or "buffer"
+    part: str  # "backbone" or "head"
+    classifier: bool = False  # the weight matrix of the last layer, which the papers cluster on
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The layout of a model value."""
+
+    entries: tuple[ModelEntry, ...]
+
+    @property
+    def size(self) -> int:
+        """P: the length of the vector, buffers included."""
+        return self.entries[-1].stop if self.entries else 0
+
+    @property
+    def parameters(self) -> int:
+        """How many leading columns are trainable parameters."""
+        return sum(entry.stop - entry.start for entry in self.entries if entry.kind == "parameter")
+
+    def columns(self, part: str) -> npt.NDArray[np.int64]:
+        """The columns of a part of the model, one of `PARTS`.
+
+        >>> spec = ModelSpec((ModelEntry("w", (2,), 0, 2, "parameter", "backbone"),
+        ...                   ModelEntry("fc", (1,), 2, 3, "parameter", "head", classifier=True)))
+        >>> spec.columns("head").tolist(), spec.columns("all").tolist()
+        ([2], [0, 1, 2])
+        """
+        if part not in PARTS:
+            raise ValueError(f"expected a part of {', '.join(PARTS)}, got {part!r}")
+        chosen = [np.arange(entry.start, entry.stop) for entry in self.entries if _belongs(entry, part)]
+        return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Plain data, for a run directory."""
+        return [{**entry.__dict__, "shape": list(entry.shape)} for entry in self.entries]
+
+    @staticmethod
+    def from_json(data: list[dict[str, Any]]) -> ModelSpec:
+        """The inverse of `to_json`."""
+        return ModelSpec(tuple(ModelEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in data))
+
+
+def _belongs(entry: ModelEntry, part: str) -> bool:
+    if part == "all":
+        return True
+    if part == "buffers":
+        return entry.kind == "buffer"
+    if entry.kind == "buffer":
+        return False
+    return part == "parameters" or part == entry.part or (part == "classifier" and entry.classifier)
+
+
+def normalised_rows(weights: npt.ArrayLike) -> Weights:
+    """Each row divided by its sum; a row of zeros (an empty cluster) stays zero.
+
+    >>> normalised_rows([[1, 3], [0, 0]]).tolist()
+    [[0.25, 0.75], [0.0, 0.0]]
+    """
+    matrix = np.asarray(weights, np.float64)
+    # fsum: exact, so the weights cannot depend on how a library orders its additions.
+    totals = np.array([math.fsum(row) for row in matrix])[:, None]
+    return np.divide(matrix, totals, out=np.zeros_like(matrix), where=totals != 0)
+
+
+def one_hot(rows: npt.ArrayLike, count: int, weights: npt.ArrayLike) -> Weights:
+    """The (count, n) weight matrix in which client j feeds row `rows[j]` with `weights[j]`; row -1 feeds none.
+
+    >>> one_hot([1, 0, 1], 2, [5, 6, 7]).tolist()
+    [[0.0, 6.0, 0.0], [5.0, 0.0, 7.0]]
+    """
+    index = np.asarray(rows, np.int64)
+    matrix = np.zeros((count, len(index)))
+    member = index >= 0
+    matrix[index[member], np.flatnonzero(member)] = np.broadcast_to(
+        np.asarray(weights, np.float64), index.shape
+    )[member]
+    return matrix
+
+
+def fixed_point_exponent(weights: Weights, magnitudes: npt.ArrayLike) -> int:
+    """The largest s for which sum_j |w_kj| * magnitude_j * 2**s stays below 2**62 in every row k."""
+    bound = float(np.max(np.abs(weights) @ np.asarray(magnitudes, np.float64), initial=0.0))
+    if not math.isfinite(bound):
+        raise OverflowError("a sum of models needs finite weights and values")
+    if bound == 0.0:
+        return 0
+    # One spare bit covers the rounding of the bound itself; 1000 keeps 2.0**s finite.
+    return min(62 - math.frexp(bound)[1] - 1, 1000)
+
+
+def add_weighted(total: Sums, value: Vector, weight: float, exponent: int, scratch: Weights) -> None:
+    """total += round(weight * value * 2**exponent), in place and exact."""
+    np.multiply(value, weight * 2.0**exponent, out=scratch, dtype=np.float64)
+    np.rint(scratch, out=scratch)
+    total += scratch.astype(np.int64)
+
+
+def partial_sums(values: list[Vector], weights: Weights, exponent: int, size: int) -> Sums:
+    """The (K, P) fixed-point sums of some clients' models; partial sums of a split add up to the same bits."""
+    totals = np.zeros((weights.shape[0], size), np.int64)
+    scratch = np.empty(size)
+    for row, column in zip(*np.nonzero(weights), strict=True):
+        add_weighted(totals[row], values[column], float(weights[row, column]), exponent, scratch)
+    return totals
+
+
+def from_fixed_point(totals: Sums, exponent: int) -> Matrix:
+    """Fixed-point sums as float32 models."""
+    return np.ldexp(totals.astype(np.float64), -exponent).astype(np.float32)
+
+
+def weighted_sums(values: list[Vector], weights: npt.ArrayLike) -> Matrix:
+    """The (K, P) weighted sums of models that are all at hand.
+
+    >>> weighted_sums([np.float32([1, 2]), np.float32([3, 6])], [[0.5, 0.5]]).tolist()
+    [[2.0, 4.0]]
+    """
+    matrix = np.asarray(weights, np.float64)
+    magnitudes = [float(np.max(np.abs(value), initial=0.0)) for value in values]
+    exponent = fixed_point_exponent(matrix, magnitudes)
+    return from_fixed_point(partial_sums(values, matrix, exponent, len(values[0])), exponent)

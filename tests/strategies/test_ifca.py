@@ -1,0 +1,90 @@
+"""IFCA, by hand, by its identities, and on planted groups."""
+
+import numpy as np
+import pytest
+
+from strategies.references import Models
+from tests.support.experiments import digest, outcome, run, session_of
+from tests.support.scalar import scalar_fleet, strategy_of
+
+# Clients 0 and 1 want w = 2 (client 1 has twice the data), client 2 wants w = -2.
+THREE = [[(1.0, 2.0)], [(1.0, 2.0), (2.0, 4.0)], [(1.0, -2.0)]]
+
+
+def test_one_round_by_hand():
+    fleet = scalar_fleet(THREE, lr=0.1)
+    ifca = strategy_of("ifca", fleet, clusters=2)
+    ifca.clusters = Models(np.float32([[-1.0], [1.0]]))
+    ifca.round(fleet)
+    # Losses: client 0: (-1-2)^2 = 9 and 1; client 1: mean(9, 36) = 22.5 and mean(1, 4) = 2.5; client 2: 1 and 9.
+    assert ifca.assignment.tolist() == [1, 1, 0]
+    # theta_0 = 1 + 0.2 = 1.2; theta_1: g = mean(2*(1-2), 2*2*(2-4)) = mean(-2, -8) = -5, 1.5;
+    # cluster 1 = (1 * 1.2 + 2 * 1.5) / 3 = 1.4; cluster 0 = -1 - 0.1 * 2 * (-1 + 2) = -1.2
+    assert ifca.clusters.values.ravel().tolist() == pytest.approx([-1.2, 1.4], rel=1e-6)
+    # sum n_i / n * loss = (1 * 1 + 2 * 2.5 + 1 * 1) / 4
+    assert ifca.report["clustering_objective"] == pytest.approx(1.75, rel=1e-6)
+
+
+def test_an_empty_cluster_keeps_its_model():
+    fleet = scalar_fleet(THREE[:2], lr=0.1)
+    ifca = strategy_of("ifca", fleet, clusters=2)
+    ifca.clusters = Models(np.float32([[-50.0], [1.0]]))
+    ifca.round(fleet)
+    assert ifca.assignment.tolist() == [1, 1]
+    assert ifca.clusters.values[0].tolist() == [-50.0]
+
+
+def test_ties_go_to_the_lowest_index():
+    fleet = scalar_fleet(THREE, lr=0.1)
+    ifca = strategy_of("ifca", fleet, clusters=2)
+    ifca.clusters = Models(np.float32([[1.0], [1.0]]))
+    ifca.round(fleet)
+    assert ifca.assignment.tolist() == [0, 0, 0]
+
+
+def test_one_cluster_is_fedavg():
+    one, fedavg = session_of("method=ifca", "clusters=1"), session_of("method=fedavg", "clusters=1")
+    reports, plain = run(one, 3), run(fedavg, 3)
+    assert np.array_equal(one.server.strategy.clusters.values[0], fedavg.server.strategy.model)
+    assert digest(reports[-1].clients["accuracy"]) == digest(plain[-1].clients["accuracy"])
+
+
+def test_permuting_the_clusters_permutes_the_result():
+    straight, turned = session_of("method=ifca"), session_of("method=ifca")
+    strategy = turned.server.strategy
+    strategy.clusters = Models(strategy.clusters.values[::-1].copy())
+    run(straight, 3)
+    run(turned, 3)
+    assert np.array_equal(straight.server.strategy.clusters.values, strategy.clusters.values[::-1])
+    assert np.array_equal(straight.server.strategy.assignment, 1 - strategy.assignment)
+
+
+def test_cluster_models_are_distinct_objects_with_distinct_numbers():
+    session = session_of("method=ifca", "clusters=3")
+    run(session, 2)
+    values = session.server.strategy.clusters.values
+    assert len({row.tobytes() for row in values}) == 3
+    assert not np.shares_memory(values[0], values[1])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_planted_rotations_are_recovered(seed):
+    # lr 0.1 with 10 steps of a 32-unit MLP lets ten rounds learn something.
+    session = session_of(
+        "method=ifca", f"seed={seed}", "clients=12", "local.steps=10", "local.lr=0.1", "model.hidden=[32]"
+    )
+    reports = run(session, 10)
+    assert reports[-1].metrics["ari"] == 1.0
+    assert sorted(reports[-1].metrics["cluster_sizes"]) == [6, 6]
+
+
+def test_clients_never_seen_predict_with_the_cluster_of_least_loss_and_stay_unassigned():
+    session = session_of("method=ifca", "participation.fraction=0.25")
+    report = session.run_round(1)
+    strategy = session.server.strategy
+    unseen = strategy.assignment == -1
+    assert unseen.sum() == 6 and np.isfinite(report.clients["accuracy"]).all()
+    everyone = session.fleet.everyone
+    least = everyone.losses(strategy.clusters).argmin(axis=1)
+    assert np.array_equal(strategy.labels(everyone)[unseen], least[unseen])
+    assert outcome(session, [report]) == outcome(session, [report])

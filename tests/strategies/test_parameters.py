@@ -1,0 +1,81 @@
+"""Parameter arithmetic: hand-computed cases, and sums that no order or split can change."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies.parameters import (
+    ModelEntry,
+    ModelSpec,
+    fixed_point_exponent,
+    from_fixed_point,
+    normalised_rows,
+    one_hot,
+    partial_sums,
+    weighted_sums,
+)
+
+
+def test_the_weighted_mean_of_two_models_is_what_a_pencil_gives():
+    models = [np.float32([1.0, -2.0, 0.5]), np.float32([3.0, 2.0, 0.5])]
+    mean = weighted_sums(models, normalised_rows([[1, 3]]))
+    # (1 + 3*3)/4, (-2 + 3*2)/4, 0.5
+    assert mean.tolist() == [[2.5, 1.0, 0.5]]
+
+
+def test_one_client_alone_is_returned_bit_by_bit():
+    rng = np.random.default_rng(0)
+    value = (rng.standard_normal(1000) * 10.0 ** rng.integers(-6, 3, 1000)).astype(np.float32)
+    assert np.array_equal(weighted_sums([value], [[1.0]])[0], value)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), clients=st.integers(1, 12), cuts=st.integers(1, 5))
+def test_partial_sums_have_the_same_bits_for_every_split_and_order(seed, clients, cuts):
+    rng = np.random.default_rng(seed)
+    values = [
+        (rng.standard_normal(17) * 10.0 ** rng.integers(-4, 5)).astype(np.float32) for _ in range(clients)
+    ]
+    weights = normalised_rows(rng.random((3, clients)) * (rng.random((3, clients)) < 0.7))
+    exponent = fixed_point_exponent(weights, [float(np.abs(v).max()) for v in values])
+    whole = partial_sums(values, weights, exponent, 17)
+    order = rng.permutation(clients)
+    split = np.zeros_like(whole)
+    for part in np.array_split(order, cuts):
+        split += partial_sums([values[j] for j in part], weights[:, part], exponent, 17)
+    assert np.array_equal(whole, split)
+    exact = weights @ np.stack(values).astype(np.float64)
+    assert np.allclose(from_fixed_point(whole, exponent), exact, rtol=1e-6, atol=1e-12)
+
+
+def test_sums_cannot_overflow_and_refuse_what_is_not_finite():
+    values = [np.full(4, 3e38, np.float32)] * 50
+    assert np.allclose(weighted_sums(values, np.full((1, 50), 1 / 50)), 3e38)
+    with pytest.raises(OverflowError, match="finite"):
+        fixed_point_exponent(np.array([[1.0]]), [np.inf])
+
+
+def test_an_empty_row_stays_zero_and_minus_one_feeds_nobody():
+    matrix = one_hot([0, -1, 0], 2, [1.0, 5.0, 3.0])
+    assert matrix.tolist() == [[1.0, 0.0, 3.0], [0.0, 0.0, 0.0]]
+    assert normalised_rows(matrix)[1].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_spec_knows_its_parts_and_survives_json():
+    spec = ModelSpec(
+        (
+            ModelEntry("conv.weight", (2, 2), 0, 4, "parameter", "backbone"),
+            ModelEntry("fc.weight", (1, 2), 4, 6, "parameter", "head", classifier=True),
+            ModelEntry("fc.bias", (1,), 6, 7, "parameter", "head"),
+            ModelEntry("bn.running_mean", (2,), 7, 9, "buffer", "backbone"),
+        )
+    )
+    assert (spec.size, spec.parameters) == (9, 7)
+    assert spec.columns("backbone").tolist() == [0, 1, 2, 3]
+    assert spec.columns("head").tolist() == [4, 5, 6]
+    assert spec.columns("classifier").tolist() == [4, 5]
+    assert spec.columns("buffers").tolist() == [7, 8]
+    assert ModelSpec.from_json(spec.to_json()) == spec
+    with pytest.raises(ValueError, match="expected a part"):
+        spec.columns("tail")

@@ -1,0 +1,59 @@
+"""Two clients with one number each to learn: rounds that can be worked out by hand.
+
+The model is y = w x without bias; a client's loss is the mean of (w x - y)^2, its gradient 2 x (w x - y).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from actors.fleet import InProcessFleet
+from actors.requests import BlockSetup, ClientSamples
+from foundation.settings import EvaluationSettings, LocalSettings, ModelSettings
+from strategies.base import Strategy, build
+
+
+def scalar_fleet(
+    samples: list[list[tuple[float, float]]],
+    *,
+    lr: float = 0.1,
+    steps: int = 1,
+    momentum: float = 0.0,
+    **local: Any,
+) -> InProcessFleet:
+    """A fleet whose client i holds the (x, y) pairs `samples[i]`, all in one batch."""
+    from actors.block import ClientBlock
+
+    pairs = [pair for client in samples for pair in client]
+    x = np.array([[x] for x, _ in pairs], np.float32)
+    y = np.array([y for _, y in pairs], np.float32)
+    clients, at = {}, 0
+    for i, client in enumerate(samples):
+        index = np.arange(at, at + len(client))
+        clients[i] = ClientSamples(train=index, validation=index[:0], test=index)
+        at += len(client)
+    settings = LocalSettings(steps=steps, batch=100, lr=lr, momentum=momentum, **local)
+    setup = BlockSetup(
+        seed=0,
+        model=ModelSettings(name="linear_regression"),
+        local=settings,
+        evaluation=EvaluationSettings(),
+        input_shape=(1,),
+        classes=None,
+        mean=np.zeros(1, np.float32),
+        std=np.ones(1, np.float32),
+    )
+    sizes = np.array([len(client) for client in samples], np.int64)
+    fleet = InProcessFleet([ClientBlock(setup, clients, x, y)], sizes)
+    fleet.begin(1)
+    return fleet
+
+
+def strategy_of(method: str, fleet: InProcessFleet, clusters: int = 1, **context: Any) -> Strategy:
+    """A strategy, set up."""
+    options = context.pop("options", {})
+    made = build(method, options, clients=len(fleet.all_sizes), clusters=clusters, **context)
+    made.setup(fleet)
+    return made
