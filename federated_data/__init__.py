@@ -1,0 +1,26 @@
+"""Data sets, partitions, and the federation they make.
+
+`federated_data.datamodule` holds the LightningDataModule; it is imported on its own, since importing
+lightning takes seconds and nothing else here needs it.
+"""
+
+from federated_data.datasets import DATASETS, Dataset, DataSource, dataset, load_dataset, normalised
+from federated_data.federation import ClientData, Federation, build_federation
+from federated_data.partitions import PARTITIONS, Labels, Partition, Partitioner, partition
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "ClientData",
+    "DataSource",
+    "Dataset",
+    "Federation",
+    "Labels",
+    "Partition",
+    "Partitioner",
+    "build_federation",
+    "dataset",
+    "load_dataset",
+    "normalised",
+    "partition",
+]
