@@ -52,7 +52,7 @@ class Fleet(ABC):
         self.not_finite = not_finite
         self.ids: Indices = np.arange(len(sizes), dtype=np.int64)
         self._round = _Round()
-        self._spec: ModelSpec | None = None
+        self._known: dict[str, ModelSpec] = {}  # shared by all views
 
     # --- reaching the blocks ----------------------------------------------------------------------------
 
@@ -93,9 +93,9 @@ class Fleet(ABC):
     @property
     def spec(self) -> ModelSpec:
         """The layout of a model value."""
-        if self._spec is None:
-            self._spec = self._call("spec", {0: ()})[0]
-        return self._spec
+        if "spec" not in self._known:
+            self._known["spec"] = self._call("spec", {0: ()})[0]
+        return self._known["spec"]
 
     # --- transactions -----------------------------------------------------------------------------------
 
@@ -388,7 +388,7 @@ class Trained:
         return table
 
     def chunks(self, memory: float = 256e6) -> Any:
-        """(columns, (n, columns) array) pieces of all models, so that no piece takes more than `memory` bytes."""
+        """(columns, (n, columns) array) pieces of all models, none larger than `memory` bytes."""
         step = max(1, int(memory // (4 * max(len(self.ids), 1))))
         for at in range(0, self._fleet.spec.size, step):
             columns = np.arange(at, min(at + step, self._fleet.spec.size))
@@ -485,7 +485,7 @@ class _Wire:
             placed[id(array)] = (
                 array,
                 self._fleet._place(array),
-            )  # the array is held, so its id stays its own
+            )  # held, so its id stays its own
         self.arrays.append(placed[id(array)][1])
         return len(self.arrays) - 1
 

@@ -70,8 +70,8 @@ def _cannot_hold(wanted: int, room: int, fleet: FleetSettings, nodes: Sequence[N
     else:
         remedy = "ask for less per actor (fleet.cpus, fleet.gpus)"
     return (
-        f"Expected room for {wanted} client actor{'' if wanted == 1 else 's'} of {each} each, but the cluster "
-        f"has {has} on {len(nodes)} node{'' if len(nodes) == 1 else 's'}, which holds {room}: {remedy}."
+        f"Expected room for {wanted} client actor{'' if wanted == 1 else 's'} of {each} each, but the "
+        f"cluster has {has} on {len(nodes)} node{'' if len(nodes) == 1 else 's'}, which holds {room}: {remedy}."
     )
 
 

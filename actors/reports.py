@@ -24,5 +24,5 @@ class RoundReport:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     clients: Mapping[str, npt.NDArray[Any]] | None = None  # aligned columns, one of them "client"
     assignment: npt.NDArray[np.integer[Any]] | None = None  # cluster of client 0, 1, ...; -1 is unknown
-    timings: Mapping[str, float] = field(default_factory=dict)
+    timings: Mapping[str, float] = field(default_factory=dict)  # seconds by stage; "round" is the whole
     events: list[str] = field(default_factory=list)

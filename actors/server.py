@@ -97,7 +97,7 @@ class Server:
         return self.strategy.models()
 
     def _federated_objective(self) -> float | None:
-        """sum_i (n_i / n) of the local objectives that the round's clients minimised, over their own batches."""
+        """sum_i (n_i / n) of the local objectives that were minimised, over the clients' own batches."""
         for ids, objective in self.fleet.objectives.values():
             arrived = np.isfinite(objective)
             if arrived.any():

@@ -1,7 +1,7 @@
 """A session: a server and its clients, alive. Made by the driver, in this process or on a Ray cluster.
 
-The driver creates the ServerActor and the ClientActors (an actor dies with its creator), so any of them can be
-rebuilt from the last checkpoint, with fewer actors if the cluster has shrunk.
+The driver creates the ServerActor and the ClientActors (an actor dies with its creator), so any of them
+can be rebuilt from the last checkpoint, with fewer actors if the cluster has shrunk.
 """
 
 from __future__ import annotations

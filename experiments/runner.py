@@ -155,7 +155,7 @@ class _Drive:
 
 
 def _private_models(session: Session) -> Mapping[str, Any]:
-    """Models that clients keep for themselves: `private-<name>`, a row per client of `private-<name>-clients`."""
+    """Models that clients keep: `private-<name>`, a row for each client of `private-<name>-clients`."""
     rows: dict[str, dict[int, Any]] = {}
     for part, fetch in session.snapshot().items():
         if part.startswith("clients-"):

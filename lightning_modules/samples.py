@@ -34,8 +34,8 @@ class Samples:
         self._y = tensor_of(y)
         self._y_type = torch.float32 if classes is None else torch.int64
         shape = (-1,) + (1,) * (x.ndim - 2)
-        self._mean = torch.as_tensor(np.asarray(mean, np.float32)).reshape(shape)
-        self._std = torch.as_tensor(np.asarray(std, np.float32)).reshape(shape)
+        self._mean = torch.from_numpy(np.array(mean, np.float32)).reshape(shape)
+        self._std = torch.from_numpy(np.array(std, np.float32)).reshape(shape)
         self._plain = bool((self._mean == 0).all()) and bool((self._std == 1).all())
         self._position: Tensor | None = None
         if normalise == "actor" and used is not None:

@@ -102,7 +102,7 @@ def normalised_rows(weights: npt.ArrayLike) -> Weights:
 
 
 def one_hot(rows: npt.ArrayLike, count: int, weights: npt.ArrayLike) -> Weights:
-    """The (count, n) weight matrix in which client j feeds row `rows[j]` with `weights[j]`; row -1 feeds none.
+    """(count, n) weights with which client j feeds row `rows[j]` by `weights[j]`; row -1 feeds none.
 
     >>> one_hot([1, 0, 1], 2, [5, 6, 7]).tolist()
     [[0.0, 6.0, 0.0], [5.0, 0.0, 7.0]]
@@ -135,7 +135,7 @@ def add_weighted(total: Sums, value: Vector, weight: float, exponent: int, scrat
 
 
 def partial_sums(values: list[Vector], weights: Weights, exponent: int, size: int) -> Sums:
-    """The (K, P) fixed-point sums of some clients' models; partial sums of a split add up to the same bits."""
+    """(K, P) fixed-point sums of some clients' models; the sums of any split add up to the same bits."""
     totals = np.zeros((weights.shape[0], size), np.int64)
     scratch = np.empty(size)
     for row, column in zip(*np.nonzero(weights), strict=True):

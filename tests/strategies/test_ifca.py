@@ -16,7 +16,7 @@ def test_one_round_by_hand():
     ifca = strategy_of("ifca", fleet, clusters=2)
     ifca.clusters = Models(np.float32([[-1.0], [1.0]]))
     ifca.round(fleet)
-    # Losses: client 0: (-1-2)^2 = 9 and 1; client 1: mean(9, 36) = 22.5 and mean(1, 4) = 2.5; client 2: 1 and 9.
+    # Losses: client 0: (-1-2)^2 = 9 and 1; client 1: mean(9, 36) and mean(1, 4) = 2.5; client 2: 1 and 9.
     assert ifca.assignment.tolist() == [1, 1, 0]
     # theta_0 = 1 + 0.2 = 1.2; theta_1: g = mean(2*(1-2), 2*2*(2-4)) = mean(-2, -8) = -5, 1.5;
     # cluster 1 = (1 * 1.2 + 2 * 1.5) / 3 = 1.4; cluster 0 = -1 - 0.1 * 2 * (-1 + 2) = -1.2
