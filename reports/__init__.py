@@ -1,0 +1,1 @@
+"""Tables and summaries of runs: reads run directories, and imports neither actors nor strategies."""

@@ -1,0 +1,316 @@
+"""The final figures of one run: as numbers, as a printed table and as `summary.md`.
+
+Reads the files of a run directory and nothing else, so a run of another machine or another year will do.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from foundation.errors import UserError
+from foundation.files import write_whole
+
+_METRICS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "mse": "mean squared error", "loss": "loss"}
+_KINDS = {"micro": "weighted", "macro": "plain mean", "worst10": "worst 10%", "std": "std"}
+_SHOWN_EVENTS = 20
+
+Row = dict[str, Any]
+
+
+def final_figures(path: str | Path) -> dict[str, Any]:
+    """The figures to publish: the mean of the last evaluations, and the best round by validation.
+
+    - `final`: every figure, averaged over the last `evaluation.last` evaluations.
+    - `evaluations`: the rounds of those evaluations.
+    - `best_by_validation`: `round` and `figures` of the evaluation with the lowest size-weighted validation
+      loss (the earliest of equals); None without a validation split. Never chosen on test data.
+    - `cluster_sizes`: as the last round left them; None for a method without clusters.
+    - `rounds_done`, `seconds_per_round` (the median; None before the first round).
+    """
+    return _figures(_read(Path(path)))
+
+
+def write_summary(path: str | Path) -> Path:
+    """Write `summary.md` into the run directory: what ran, the final table, what happened, what is where."""
+    run = _read(Path(path))
+    target = run.path / "summary.md"
+    write_whole(target, _markdown(run, _figures(run)))
+    return target
+
+
+def print_table(path: str | Path, stream: TextIO | None = None) -> None:
+    """Print the final table of a run: with colours and lines on a terminal, as plain text elsewhere."""
+    stream = sys.stdout if stream is None else stream
+    run = _read(Path(path))
+    figures = _figures(run)
+    blocks = _blocks(run, figures)
+    facts = _facts(run, figures)
+    if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
+        from rich.console import Console
+        from rich.table import Table
+
+        console = Console(file=stream)
+        for title, rows in blocks:
+            table = Table(title=title, title_justify="left", title_style="bold")
+            for name in ("", *_KINDS.values()):
+                table.add_column(name, justify="left" if name == "" else "right")
+            for row in rows:
+                table.add_row(*row)
+            console.print(table)
+        for fact in facts:
+            console.print(fact, markup=False, highlight=False)
+        return
+    for title, rows in blocks:
+        lines = [["", *_KINDS.values()], *rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+        print(title, file=stream)
+        for line in lines:
+            rest = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
+            print("  ".join(["", line[0].ljust(widths[0]), *rest]).rstrip(), file=stream)
+    for fact in facts:
+        print(fact, file=stream)
+
+
+# Reading ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Run:
+    path: Path
+    config: Mapping[str, Any]
+    status: Mapping[str, Any]
+    metrics: list[Row]
+    timings: list[Row]
+    events: list[Mapping[str, Any]]
+
+    def setting(self, key: str) -> Any:
+        """A setting by its dotted key; None if the config has none of that name."""
+        value: Any = self.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+
+def _read(path: Path) -> _Run:
+    import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
+
+    try:
+        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+        status = json.loads((path / "status.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        message = f"{path} is not a run directory: expected one with config.yaml and status.json."
+        raise UserError(message) from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"The run in {path} cannot be read ({error}).") from error
+    if not isinstance(config, dict):
+        raise UserError(
+            f"{path / 'config.yaml'} is damaged: expected settings, found {type(config).__name__}."
+        )
+    events = [json.loads(line) for line in _complete(path / "events.jsonl").split("\n") if line]
+    return _Run(path, config, status, _rows(path / "metrics.csv"), _rows(path / "timings.csv"), events)
+
+
+def _rows(path: Path) -> list[Row]:
+    rows = csv.DictReader(io.StringIO(_complete(path)))
+    return [{name: _value(cell) for name, cell in row.items() if cell} for row in rows]
+
+
+def _complete(path: Path) -> str:
+    """The text up to the last line break: a run that is being written may end in half a line."""
+    data = path.read_bytes() if path.exists() else b""
+    return data[: data.rfind(b"\n") + 1].decode("utf-8")
+
+
+def _value(cell: str) -> Any:
+    if cell.startswith("["):
+        return json.loads(cell)
+    try:
+        return int(cell)
+    except ValueError:
+        return float(cell)
+
+
+# Figures ----------------------------------------------------------------------------------------------------
+
+
+def _figures(run: _Run) -> dict[str, Any]:
+    evaluations = [row for row in run.metrics if any(name.startswith("micro_") for name in row)]
+    count = run.setting("evaluation.last")
+    if not isinstance(count, int) or count < 1:
+        raise UserError(f"{run.path / 'config.yaml'} is damaged: expected evaluation.last >= 1, got {count}.")
+    last = evaluations[-count:]
+    names = dict.fromkeys(name for row in last for name in row if name != "round")
+    final = {name: mean for name in names if (mean := _mean(row.get(name) for row in last)) is not None}
+    sizes = [row["cluster_sizes"] for row in run.metrics if "cluster_sizes" in row]
+    seconds = [row["total"] for row in run.timings if "total" in row]
+    return {
+        "evaluations": [row["round"] for row in last],
+        "final": final,
+        "best_by_validation": _best(evaluations),
+        "cluster_sizes": sizes[-1] if sizes else None,
+        "rounds_done": run.metrics[-1]["round"] if run.metrics else 0,
+        "seconds_per_round": statistics.median(seconds) if seconds else None,
+    }
+
+
+def _best(evaluations: Iterable[Row]) -> dict[str, Any] | None:
+    key = "validation_micro_loss"
+    candidates = [row for row in evaluations if math.isfinite(row.get(key, math.nan))]
+    if not candidates:
+        return None
+    best = min(candidates, key=lambda row: float(row[key]))  # min keeps the earliest of equals
+    figures = {name: value for name, value in best.items() if name != "round" and not isinstance(value, list)}
+    return {"round": best["round"], "figures": figures}
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    known = [value for value in values if isinstance(value, int | float)]
+    if not known:
+        return None
+    return math.fsum(known) / len(known) if all(map(math.isfinite, known)) else sum(known) / len(known)
+
+
+# Words ------------------------------------------------------------------------------------------------------
+
+
+def _blocks(run: _Run, figures: Mapping[str, Any]) -> list[tuple[str, list[list[str]]]]:
+    """Titled tables: a row per metric, a column per way of summing up clients."""
+    blocks = []
+    rounds = ", ".join(map(str, figures["evaluations"]))
+    over = f"mean of the evaluations of rounds {rounds}" if "," in rounds else f"evaluation of round {rounds}"
+    for split, title in (("", "Test data"), ("train_", "Training data")):
+        if rows := _table(figures["final"], split):
+            blocks.append((f"{title}: {over}", rows))
+    best = figures["best_by_validation"]
+    if best and (rows := _table(best["figures"], "")):
+        blocks.append((f"Test data at round {best['round']}, which has the lowest validation loss", rows))
+    return blocks
+
+
+def _table(figures: Mapping[str, Any], split: str) -> list[list[str]]:
+    return [
+        [label, *(_number(figures.get(f"{split}{kind}_{metric}")) for kind in _KINDS)]
+        for metric, label in _METRICS.items()
+        if f"{split}micro_{metric}" in figures
+    ]
+
+
+def _facts(run: _Run, figures: Mapping[str, Any]) -> list[str]:
+    facts = []
+    if figures["cluster_sizes"] is not None:
+        text = f"Clusters: {', '.join(map(str, figures['cluster_sizes']))} clients"
+        if "ari" in figures["final"]:
+            agreement = (f"{label} {_number(figures['final'].get(key))}" for key, label in _AGREEMENT.items())
+            text += f"; against the planted groups: {', '.join(agreement)}"
+        facts.append(text + ".")
+    seconds = figures["seconds_per_round"]
+    if seconds is not None:
+        facts.append(f"Time: {seconds:.3g} s per round (median), {figures['rounds_done']} rounds.")
+    return facts
+
+
+_AGREEMENT = {"ari": "ARI", "nmi": "NMI"}
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if not math.isfinite(value) or abs(value) < 1000 else f"{value:.4g}"
+
+
+def _markdown(run: _Run, figures: Mapping[str, Any]) -> str:
+    of = f" of {run.setting('rounds')}" if run.setting("rounds") else ""
+    lines = [
+        f"# {run.setting('method')} on {run.setting('data.name')}",
+        "",
+        f"**{str(run.status.get('state', 'unknown')).capitalize()}**, {figures['rounds_done']}{of} rounds.",
+    ]
+    if run.status.get("sentence"):
+        lines.append(f"{_line(run.status['sentence'])}")
+    lines += ["", _what(run), ""]
+    weights = {"train": "training", "test": "test"}.get(str(run.setting("evaluation.weights")))
+    for title, rows in _blocks(run, figures):
+        header = ["", *_KINDS.values()]
+        lines += [f"## {title}", "", f"| {' | '.join(header)} |", "|---|" + "---:|" * len(_KINDS)]
+        lines += [f"| {' | '.join(row)} |" for row in rows]
+        lines.append("")
+    if figures["evaluations"]:
+        by = f" by {weights} samples" if weights else ""
+        lines += [
+            f"Over clients: *weighted*{by} (micro), *plain mean* (macro), mean of the *worst 10%*, *std* "
+            "(ddof 0).",
+            "",
+        ]
+    else:
+        lines += ["No round was evaluated yet.", ""]
+    lines += [f"- {fact}" for fact in _facts(run, figures)]
+    lines += ["", "## What happened", ""]
+    shown = run.events[-_SHOWN_EVENTS:]
+    if len(shown) < len(run.events):
+        lines.append(f"- ({len(run.events) - len(shown)} earlier events are in `events.jsonl`)")
+    lines += [f"- round {event['round']}: {_line(event['text'])}" for event in shown]
+    if not shown:
+        lines.append("Nothing out of the ordinary.")
+    lines += ["", "## What is here", "", *_files(run.path), "", "## Go on", ""]
+    if run.status.get("state") != "finished":
+        lines.append(f"Resume: `python -m platform.launch resume {run.path}`")
+        lines.append("")
+    lines.append(f'Open it in Python: `import experiments; run = experiments.open_run("{run.path}")`')
+    return "\n".join(lines) + "\n"
+
+
+def _what(run: _Run) -> str:
+    """One sentence from the config."""
+    labels = {
+        "clients": "{} clients",
+        "clusters": "K = {}",
+        "partition.name": "partition {}",
+        "model.name": "model {}",
+        "local.steps": "{} local steps",
+        "local.epochs": "{} local epochs",
+        "local.batch": "batch {}",
+        "local.lr": "lr {}",
+        "participation.fraction": "participation {}",
+        "seed": "seed {}",
+    }
+    if run.setting("local.epochs") is not None:
+        del labels["local.steps"]
+    values = ((label, run.setting(key)) for key, label in labels.items())
+    return ", ".join(label.format(value) for label, value in values if value is not None) + "."
+
+
+_ABOUT = {
+    "config.yaml": "the resolved config",
+    "environment.json": "versions, processor, devices, commit, command",
+    "metrics.csv": "one row a round",
+    "clients.parquet": "per round and client",
+    "assignments.parquet": "cluster of every client in every round",
+    "timings.csv": "seconds by round and stage",
+    "events.jsonl": "what happened, by round",
+    "partition.safetensors": "which client holds which samples",
+    "models": "final models as safetensors, with their spec",
+    "records": "tables that figures are drawn from",
+    "checkpoints": "what a resume starts from",
+}
+
+
+def _files(path: Path) -> list[str]:
+    def is_there(name: str) -> bool:
+        entry = path / name
+        return any(entry.iterdir()) if entry.is_dir() else entry.exists()
+
+    return [f"- `{name}`: {about}" for name, about in _ABOUT.items() if is_there(name)]
+
+
+def _line(text: Any) -> str:
+    return " ".join(str(text).split())
