@@ -30,6 +30,8 @@ TINY = (
 def config_of(*overrides: str) -> Any:
     """A tiny experiment on rotated digits, with some settings changed."""
     replaced = {override.partition("=")[0] for override in overrides}
+    if "local.epochs" in replaced:
+        replaced.add("local.steps")
     kept = [setting for setting in TINY if setting.partition("=")[0] not in replaced]
     return load_config(None, [*kept, *overrides])
 

@@ -1,0 +1,244 @@
+"""Three executors, the same numbers: loop and trainer to the bit, vmap to its stated tolerance."""
+
+import numpy as np
+import pytest
+import torch
+
+from foundation.errors import UserError
+from foundation.randomness import generator
+from foundation.settings import LocalSettings, ModelSettings
+from lightning_modules import executors
+from lightning_modules.base import build_module
+from lightning_modules.executors import VMAP_TOLERANCE, TrainJob, make_executor
+from lightning_modules.flat import FlatModel
+from lightning_modules.samples import Samples
+from strategies.penalties import Proximal
+
+SHAPES = {"mlp": (1, 8, 8), "cnn_cifar": (3, 32, 32), "cnn_fashion": (1, 28, 28)}
+
+
+def setup(name="mlp", target=None, samples=70, **local):
+    settings = LocalSettings(**({"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01} | local))
+    shape = SHAPES[name]
+    rng = generator(0, "test samples")
+    x = rng.integers(0, 256, (samples, *shape)).astype(np.uint8)
+    y = rng.integers(0, 10, samples)
+    model = ModelSettings(name=name, target=target, hidden=[16])
+    made = FlatModel(build_module(model, settings, shape, 10, seed=1))
+    return made, Samples(x, y, mean=[0.5] * shape[0], std=[0.5] * shape[0], classes=10)
+
+
+def jobs_for(model, count=3, steps=4, batch=8, ragged=False, **extra):
+    rng = generator(1, "test jobs")
+    made = []
+    for client in range(count):
+        start = (model.vector() + 0.01 * rng.standard_normal(model.spec.size)).astype(np.float32)
+        start[model.spec.columns("buffers")] = np.abs(start[model.spec.columns("buffers")]) + 0.5
+        sizes = [batch - (client if ragged and step == 1 else 0) for step in range(steps)]
+        batches = [rng.choice(70, size, replace=False) for size in sizes]
+        job = TrainJob(client, start, batches, seed=client, **{k: v(model, rng) for k, v in extra.items()})
+        made.append(job)
+    return made
+
+
+def results(name, model, samples, jobs):
+    return list(make_executor(name, model, samples).train(jobs))
+
+
+def on_top_of(model, rng):
+    return [(model.vector() * np.float32(0.5)), model.vector()]
+
+
+def penalties(model, rng):
+    anchor = rng.standard_normal(model.spec.parameters).astype(np.float32)
+    return [(Proximal(0.3, anchor), {"anchor": anchor})]
+
+
+CASES = {
+    "momentum and weight decay": ("mlp", {}, {}),
+    "adam": ("mlp", {"optimizer": "adam", "lr": 0.003}, {}),
+    "convolutions": ("cnn_cifar", {}, {}),
+    "batch norm": ("cnn_fashion", {}, {}),
+    "on top of two models": ("mlp", {}, {"on_top_of": on_top_of}),
+    "batch norm on top of others": ("cnn_fashion", {}, {"on_top_of": on_top_of}),
+    "a penalty": ("mlp", {}, {"penalties": penalties}),
+    "both": ("cnn_cifar", {}, {"on_top_of": on_top_of, "penalties": penalties}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("ragged", [False, True], ids=["equal batches", "ragged batches"])
+def test_the_executors_agree(case, ragged):
+    network, local, extra = CASES[case]
+    model, samples = setup(network, **local)
+    jobs = jobs_for(model, ragged=ragged, **extra)
+    loop, trainer, vmap = (results(name, model, samples, jobs) for name in ("loop", "trainer", "vmap"))
+    for a, b, c in zip(loop, trainer, vmap, strict=True):
+        assert np.array_equal(a.model, b.model) and a.objective == b.objective
+        assert a.optimizer_state.keys() == b.optimizer_state.keys() == c.optimizer_state.keys()
+        assert all(
+            np.array_equal(a.optimizer_state[key], b.optimizer_state[key]) for key in a.optimizer_state
+        )
+        scale = float(np.abs(a.model).max())
+        assert np.abs(a.model - c.model).max() <= VMAP_TOLERANCE * scale
+        assert c.objective == pytest.approx(a.objective, rel=VMAP_TOLERANCE)
+        # Relative to the whole state: a bias before BatchNorm has a gradient of rounding noise alone.
+        largest = max(float(np.abs(value).max()) for value in a.optimizer_state.values())
+        for key, value in a.optimizer_state.items():
+            assert np.abs(value - c.optimizer_state[key]).max() <= VMAP_TOLERANCE * largest
+    assert len({result.model.tobytes() for result in loop}) == len(jobs)
+
+
+@pytest.mark.parametrize("name", ["loop", "trainer", "vmap"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_optimizer_state_enters_and_leaves(name, optimizer):
+    model, samples = setup(optimizer=optimizer, lr=0.01)
+    jobs = jobs_for(model, steps=6)
+    whole = results("loop", model, samples, jobs)
+    halves = []
+    for job in jobs:
+        halves.append(TrainJob(job.client, job.start, job.batches[:3], seed=0))
+    first = results(name, model, samples, halves)
+    second = results(
+        name,
+        model,
+        samples,
+        [
+            TrainJob(job.client, half.model, job.batches[3:], seed=0, optimizer_state=half.optimizer_state)
+            for job, half in zip(jobs, first, strict=True)
+        ],
+    )
+    for a, b in zip(whole, second, strict=True):
+        assert np.allclose(a.model, b.model, rtol=VMAP_TOLERANCE, atol=1e-6)
+        if name != "vmap":
+            assert np.array_equal(a.model, b.model)
+    fresh = results(name, model, samples, [TrainJob(j.client, h.model, j.batches[3:], seed=0)
+                                           for j, h in zip(jobs, first, strict=True)])  # fmt: skip
+    assert not np.allclose(fresh[0].model, second[0].model, rtol=VMAP_TOLERANCE, atol=1e-6)
+
+
+def test_the_loop_is_plain_pytorch():
+    model, samples = setup("cnn_fashion")
+    (job,) = jobs_for(model, count=1)
+    (result,) = results("loop", model, samples, [job])
+    settings = LocalSettings(lr=0.05, momentum=0.9, weight_decay=0.01)
+    plain = build_module(ModelSettings(name="cnn_fashion"), settings, (1, 28, 28), 10, seed=1)
+    state = plain.state_dict()
+    for entry in model.spec.entries:
+        state[entry.name] = torch.from_numpy(job.start[entry.start : entry.stop].copy()).reshape(entry.shape)
+    plain.load_state_dict(state)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    plain.train()
+    for index in job.batches:
+        x, y = samples.batch(index)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(plain.network(x), y).backward()
+        optimizer.step()
+    flat = np.concatenate([plain.state_dict()[e.name].numpy().ravel() for e in model.spec.entries])
+    assert np.allclose(result.model, flat, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(
+        result.model[model.spec.columns("buffers")], job.start[model.spec.columns("buffers")]
+    )
+
+
+def test_a_frozen_model_is_evaluated_once_per_distinct_sample(monkeypatch):
+    model, samples = setup()
+    (job,) = jobs_for(model, count=1, steps=10, on_top_of=on_top_of)
+    seen = []
+    original = executors.outputs_of
+    monkeypatch.setattr(executors, "outputs_of", lambda *a: (seen.append(len(a[3])), original(*a))[1])
+    results("loop", model, samples, [job])
+    distinct = len(np.unique(np.concatenate(job.batches)))
+    assert seen == [distinct, distinct] and distinct < 80
+
+
+def test_training_on_top_of_a_model_is_training_the_sum():
+    model, samples = setup()
+    below = jobs_for(model, count=2)[1].start
+    (job,) = jobs_for(model, count=1, on_top_of=lambda m, r: [below])
+    (result,) = results("loop", model, samples, [job])
+    (alone,) = results("loop", model, samples, [TrainJob(0, job.start, job.batches, seed=0)])
+    assert not np.allclose(result.model, alone.model)
+    x, y = samples.batch(job.batches[0])
+    model.load(job.start)
+    own = model.module(x).detach()
+    model.load(below)
+    together = torch.nn.functional.cross_entropy(own + model.module(x).detach(), y)
+    (one,) = results(
+        "loop", model, samples, [TrainJob(0, job.start, job.batches[:1], seed=0, on_top_of=[below])]
+    )
+    assert one.objective == pytest.approx(float(together), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["loop", "trainer", "vmap"])
+def test_a_module_with_only_a_training_step_runs_and_is_refused_where_it_cannot(name):
+    model, samples = setup(target="tests.support.modules.ForeignModule")
+    jobs = jobs_for(model, count=2)
+    trained = results(name, model, samples, jobs)
+    assert not np.array_equal(trained[0].model, jobs[0].start) and trained[0].optimizer_state
+    with pytest.raises(UserError, match="has only a training_step"):
+        results(name, model, samples, jobs_for(model, count=2, penalties=penalties))
+
+
+def test_vmap_says_when_it_falls_back_and_then_has_the_bits_of_the_loop():
+    model, samples = setup(target="tests.support.modules.DropoutModule")
+    executor = make_executor("vmap", model, samples)
+    assert "falls back to loop" in executor.notes[0] and "Dropout" in executor.notes[0]
+    jobs = jobs_for(model)
+    for a, b in zip(executor.train(jobs), results("loop", model, samples, jobs), strict=True):
+        assert np.array_equal(a.model, b.model)
+
+
+def test_dropout_draws_from_the_clients_own_seed_and_leaves_the_global_generator_alone():
+    model, samples = setup(target="tests.support.modules.DropoutModule")
+    (job,) = jobs_for(model, count=1)
+    before = torch.random.get_rng_state()
+    first, again = (results("loop", model, samples, [job])[0].model for _ in range(2))
+    other = results("loop", model, samples, [TrainJob(0, job.start, job.batches, seed=99)])[0].model
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_two_optimizers_are_refused_with_a_sentence():
+    with pytest.raises(UserError, match="return one torch optimizer"):
+        setup(target="tests.support.modules.TwoOptimizers")
+
+
+def test_trainer_options_reach_the_trainer():
+    model, samples = setup(lr=5.0)
+    jobs = jobs_for(model, count=1)
+    free = results("trainer", model, samples, jobs)[0]
+    clipped = next(make_executor("trainer", model, samples, {"gradient_clip_val": 1e-6}).train(jobs))
+    assert np.abs(clipped.model - jobs[0].start).max() < np.abs(free.model - jobs[0].start).max()
+
+
+def test_normalising_per_batch_and_per_actor_give_the_same_bits():
+    rng = generator(0, "pixels")
+    x, y = rng.integers(0, 256, (40, 3, 4, 4)).astype(np.uint8), rng.integers(0, 3, 40)
+    options = {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7], "classes": 3}
+    used = np.arange(5, 30)
+    batch = Samples(x, y, **options)
+    actor = Samples(x, y, normalise="actor", used=used, **options)
+    index = np.array([7, 29, 5, 7])
+    assert torch.equal(batch.batch(index)[0], actor.batch(index)[0])
+    expected = (x[index].astype(np.float32) / 255 - np.float32([0.1, 0.2, 0.3])[:, None, None]) / np.float32(
+        [0.5, 0.6, 0.7]
+    )[:, None, None]
+    assert np.allclose(batch.batch(index)[0].numpy(), expected, rtol=1e-6)
+    assert batch.batch(index)[1].tolist() == y[index].tolist()
+
+
+def test_read_only_memory_is_used_without_copy_or_warning():
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    x.flags.writeable = False
+    samples = Samples(x, np.zeros(4, np.int64), mean=[0.0], std=[1.0], classes=2)
+    assert samples._x.data_ptr() == x.ctypes.data
+
+
+def test_a_model_value_is_its_own_and_cannot_be_written_to():
+    model, _ = setup()
+    first = model.vector()
+    model.load(np.zeros(model.spec.size, np.float32))
+    assert np.abs(first).max() > 0 and np.abs(model.vector()).max() == 0
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 1

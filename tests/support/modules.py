@@ -1,0 +1,55 @@
+"""LightningModules of users, for tests: one without the federated contract, one with Dropout."""
+
+from __future__ import annotations
+
+import foundation.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
+import lightning
+import torch
+from torch import nn
+
+from lightning_modules.base import FederatedModule
+
+
+class ForeignModule(lightning.LightningModule):
+    """Only what Lightning itself asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1))
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(self.parameters(), lr=0.01)
+
+
+class DropoutNetwork(nn.Module):
+    head = ("fc",)
+    classifier = "fc"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.drop(x.flatten(1)))
+
+
+class DropoutModule(FederatedModule):
+    """The federated contract, with random draws inside the network."""
+
+    def __init__(self, classes: int | None, local: object) -> None:
+        super().__init__(DropoutNetwork(), classes=classes, local=local)  # type: ignore[arg-type]
+
+
+class TwoOptimizers(ForeignModule):
+    """Something local training does not support."""
+
+    def configure_optimizers(self):  # type: ignore[no-untyped-def]
+        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.2)]
