@@ -53,8 +53,8 @@ def print_table(path: str | Path, stream: TextIO | None = None) -> None:
     stream = sys.stdout if stream is None else stream
     run = _read(Path(path))
     figures = _figures(run)
-    blocks = _blocks(run, figures)
-    facts = _facts(run, figures)
+    blocks = _blocks(figures)
+    facts = _facts(figures)
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
         from rich.console import Console
         from rich.table import Table
@@ -183,11 +183,14 @@ def _mean(values: Iterable[Any]) -> float | None:
 # Words ------------------------------------------------------------------------------------------------------
 
 
-def _blocks(run: _Run, figures: Mapping[str, Any]) -> list[tuple[str, list[list[str]]]]:
+def _blocks(figures: Mapping[str, Any]) -> list[tuple[str, list[list[str]]]]:
     """Titled tables: a row per metric, a column per way of summing up clients."""
     blocks = []
-    rounds = ", ".join(map(str, figures["evaluations"]))
-    over = f"mean of the evaluations of rounds {rounds}" if "," in rounds else f"evaluation of round {rounds}"
+    rounds = figures["evaluations"]
+    over = f"evaluation of round {rounds[0]}" if len(rounds) == 1 else f"mean of {len(rounds)} evaluations"
+    if len(rounds) > 1:
+        shown = ", ".join(map(str, rounds)) if len(rounds) <= 5 else f"{rounds[0]} to {rounds[-1]}"
+        over += f" (rounds {shown})"
     for split, title in (("", "Test data"), ("train_", "Training data")):
         if rows := _table(figures["final"], split):
             blocks.append((f"{title}: {over}", rows))
@@ -205,7 +208,7 @@ def _table(figures: Mapping[str, Any], split: str) -> list[list[str]]:
     ]
 
 
-def _facts(run: _Run, figures: Mapping[str, Any]) -> list[str]:
+def _facts(figures: Mapping[str, Any]) -> list[str]:
     facts = []
     if figures["cluster_sizes"] is not None:
         text = f"Clusters: {', '.join(map(str, figures['cluster_sizes']))} clients"
@@ -215,7 +218,9 @@ def _facts(run: _Run, figures: Mapping[str, Any]) -> list[str]:
         facts.append(text + ".")
     seconds = figures["seconds_per_round"]
     if seconds is not None:
-        facts.append(f"Time: {seconds:.3g} s per round (median), {figures['rounds_done']} rounds.")
+        done = figures["rounds_done"]
+        rounds = "1 round" if done == 1 else f"{done} rounds"
+        facts.append(f"Time: {seconds:.3g} s per round (median), {rounds}.")
     return facts
 
 
@@ -237,9 +242,9 @@ def _markdown(run: _Run, figures: Mapping[str, Any]) -> str:
     ]
     if run.status.get("sentence"):
         lines.append(f"{_line(run.status['sentence'])}")
-    lines += ["", _what(run), ""]
+    lines += ["", _what(run, clustered=figures["cluster_sizes"] is not None), ""]
     weights = {"train": "training", "test": "test"}.get(str(run.setting("evaluation.weights")))
-    for title, rows in _blocks(run, figures):
+    for title, rows in _blocks(figures):
         header = ["", *_KINDS.values()]
         lines += [f"## {title}", "", f"| {' | '.join(header)} |", "|---|" + "---:|" * len(_KINDS)]
         lines += [f"| {' | '.join(row)} |" for row in rows]
@@ -253,7 +258,7 @@ def _markdown(run: _Run, figures: Mapping[str, Any]) -> str:
         ]
     else:
         lines += ["No round was evaluated yet.", ""]
-    lines += [f"- {fact}" for fact in _facts(run, figures)]
+    lines += [f"- {fact}" for fact in _facts(figures)]
     lines += ["", "## What happened", ""]
     shown = run.events[-_SHOWN_EVENTS:]
     if len(shown) < len(run.events):
@@ -269,7 +274,7 @@ def _markdown(run: _Run, figures: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _what(run: _Run) -> str:
+def _what(run: _Run, *, clustered: bool) -> str:
     """One sentence from the config."""
     labels = {
         "clients": "{} clients",
@@ -285,6 +290,8 @@ def _what(run: _Run) -> str:
     }
     if run.setting("local.epochs") is not None:
         del labels["local.steps"]
+    if not clustered:
+        del labels["clusters"]
     values = ((label, run.setting(key)) for key, label in labels.items())
     return ", ".join(label.format(value) for label, value in values if value is not None) + "."
 
