@@ -6,8 +6,8 @@ every name, class and pickle resolves as before. Nothing else happens here (DECI
 """
 
 import importlib.machinery as _machinery
-import os as _os
+import os as _os  # not pathlib: what is imported here must not need `platform` itself
 
-_standard = _os.path.join(_os.path.dirname(_os.__file__), "platform.py")
-exec(_machinery.SourceFileLoader(__name__, _standard).get_code(__name__), globals())
+_standard = _machinery.PathFinder.find_spec("platform", [_os.path.dirname(_os.__file__)])  # noqa: PTH120
+exec(_standard.loader.get_code("platform"), globals())
 del _machinery, _os, _standard

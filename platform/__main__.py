@@ -2,5 +2,6 @@
 
 import os
 import runpy
+from pathlib import Path
 
-runpy.run_path(os.path.join(os.path.dirname(os.__file__), "platform.py"), run_name="__main__")
+runpy.run_path(str(Path(os.__file__).with_name("platform.py")), run_name="__main__")

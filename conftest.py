@@ -1,0 +1,10 @@
+"""What must be in place before any test is collected."""
+
+import platform
+from pathlib import Path
+
+# Under bare `pytest` the standard `platform` module is loaded before this file; pointing it at the package
+# lets tests import `platform.launch`. Nothing outside the tests may (tests/test_invariants.py).
+platform.__path__ = [str(Path(__file__).parent / "platform")]  # type: ignore[attr-defined]  # it is no package
+
+import foundation.torchvision_operators  # noqa: E402, F401  (before the first lightning or torchvision import)

@@ -1,0 +1,523 @@
+"""The front door: `python -m platform.launch`. The only reader of the command line.
+
+Heavy imports (torch, Ray, Lightning) stand inside the commands that need them, so that help and mistakes are
+answered at once. Nothing imports this module, and nothing defined here is sent to a Ray worker: there, the
+name `platform` may be the standard module's.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foundation.errors import UserError
+from foundation.registry import nearest
+
+if TYPE_CHECKING:
+    from experiments.config import Leaf
+
+DEMONSTRATION = Path(__file__).resolve().parents[1] / "tune_configs" / "demo.yaml"
+DOOR = "python -m platform.launch"
+KINDS = ("methods", "data", "partitions", "models", "settings")
+
+HELP = """\
+Archipelago: experiments in clustered federated learning, on Ray actors and Lightning modules.
+
+Usage
+  python -m platform.launch                                        the demonstration, ends in a table
+  python -m platform.launch [--config FILE] [setting=value ...]    run one experiment
+  python -m platform.launch list [KIND]                            what there is to choose from; KIND is
+                                                                   methods, data, partitions, models, settings
+  python -m platform.launch resume RUN                             go on with a run that was stopped or killed
+  python -m platform.launch doctor                                 what this machine or cluster has
+
+Examples
+  FedAvg on scikit-learn's digits, split over 20 clients, 10 rounds:
+    python -m platform.launch method=fedavg data=digits clients=20 rounds=10
+  IFCA with 4 cluster models, on digits rotated in 4 groups of clients:
+    python -m platform.launch method=ifca clusters=4 data=digits data.rotations=4
+  FedProx on skewed labels, half of the clients in each round:
+    python -m platform.launch method=fedprox fedprox.mu=0.1 partition=dirichlet participation.fraction=0.5
+  An experiment from a file, with another seed and its results elsewhere:
+    python -m platform.launch --config tune_configs/demo.yaml seed=1 storage=~/archipelago-runs
+  Your own images, from one .npz file:
+    python -m platform.launch method=ifca data=npz data.root=~/images.npz
+  Without Ray, all in this process (the same numbers):
+    python -m platform.launch method=ifca fleet.backend=in_process rounds=5
+  One actor for each client, four of them on one GPU:
+    python -m platform.launch method=ifca fleet.clients_per_actor=1 fleet.gpus=0.25
+  On a Ray cluster (give storage: a job's own folder is deleted):
+    ray job submit --working-dir . -- python -m platform.launch method=ifca storage=~/archipelago-runs
+
+Settings
+  A setting is one dotted name, as in local.lr=0.1; `list settings` shows all, with defaults and ranges.
+  data=NAME, partition=NAME and model=NAME are short for data.name=NAME and so on. A file holds the same
+  names as YAML. What is given on the command line wins over the file.
+
+Exit codes: 0 done, 1 failed (resume goes on), 2 a mistake in what was asked for, 130 stopped by Ctrl-C.
+"""
+
+
+@dataclass
+class Request:
+    """What the command line asks for."""
+
+    command: str = "run"
+    file: Path | None = None
+    overrides: list[str] = field(default_factory=list)
+    argument: str | None = None
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Read the command line; a word that means nothing is answered with a sentence."""
+    if any(word in ("--help", "-h", "help") for word in arguments):
+        return Request("help")
+    if arguments and arguments[0] in ("list", "resume", "doctor"):
+        return _parse_command(arguments[0], arguments[1:])
+    request = Request()
+    words = iter(arguments)
+    for position, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option == "--config":
+            value = value if equals else next(words, "")
+            if not value:
+                raise UserError(
+                    "Expected a file after --config, got nothing: as in --config tune_configs/demo.yaml."
+                )
+            if request.file is not None:
+                raise UserError(
+                    f"Expected --config once, got both '{request.file}' and '{value}': leave one out."
+                )
+            request.file = Path(value).expanduser()
+        elif word.startswith("-"):
+            raise _unknown_option(word)
+        elif equals:
+            request.overrides.append(word)
+        else:
+            raise _unknown_word(word, first=position == 0)
+    if not arguments:
+        request.file = DEMONSTRATION
+    return request
+
+
+def _parse_command(command: str, rest: Sequence[str]) -> Request:
+    limit, usage = {
+        "list": (1, f"list [{'|'.join(KINDS)}]"),
+        "resume": (1, "resume RUN"),
+        "doctor": (0, "doctor"),
+    }[command]
+    if len(rest) > limit:
+        raise UserError(f"Expected `{DOOR} {usage}`, got '{rest[limit]}' too: leave it out.")
+    if command == "resume" and not rest:
+        raise UserError(
+            f"Expected a run directory after resume, got nothing: as in `{DOOR} resume runs/NAME`."
+        )
+    if command == "list" and rest and rest[0] not in KINDS:
+        raise UserError(f"Unknown kind '{rest[0]}' to list. {nearest(rest[0], KINDS)}")
+    return Request(command, argument=rest[0] if rest else None)
+
+
+def _unknown_option(word: str) -> UserError:
+    name = word.lstrip("-").partition("=")[0]
+    close = nearest(name, ["config", "help"])
+    if "Did you mean" in close:
+        return UserError(
+            f"Unknown option '{word}'. Did you mean '--{close.split(chr(39))[1]}'? `--help` shows all."
+        )
+    return UserError(
+        f"Unknown option '{word}': settings are written without dashes, as in {name or 'rounds'}=VALUE."
+    )
+
+
+def _unknown_word(word: str, first: bool) -> UserError:
+    from experiments.config import leaves
+    from foundation.settings import ExperimentSettings
+
+    if word.endswith((".yaml", ".yml")):
+        return UserError(f"Expected setting=value, got the file '{word}': write --config {word}.")
+    if (Path(word) / "config.yaml").is_file():
+        return UserError(f"Expected setting=value, got the run directory '{word}': write resume {word}.")
+    if not first or word in leaves(ExperimentSettings) or word in ("data", "partition", "model"):
+        return UserError(f"Expected setting=value, got '{word}': write it as in rounds=10.")
+    return UserError(f"Unknown command '{word}'. {nearest(word, ['list', 'resume', 'doctor', '--help'])}")
+
+
+# Commands -------------------------------------------------------------------------------------------------
+
+
+def run(request: Request) -> None:
+    """Run one experiment to its end and show its table."""
+    from experiments.config import load_config
+
+    config = load_config(request.file, request.overrides)
+    from experiments.plan import run_path
+    from experiments.runner import run_experiment
+
+    path = run_path(config)
+    with _resumable(path):
+        run_experiment(config, path)
+    _show_results(path)
+
+
+def resume(request: Request) -> None:
+    """Go on with a run from its last checkpoint and show its table."""
+    from experiments.runner import resume as go_on
+
+    path = Path(str(request.argument)).expanduser()
+    with _resumable(path):
+        go_on(path)
+    _show_results(path)
+
+
+def _show_results(path: Path) -> None:
+    from experiments import open_run
+
+    summary = open_run(path).summary
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        Console().print(Markdown(summary))
+    else:
+        print(summary)
+    print(f"Results: {path}")
+
+
+class _Stopped(Exception):
+    """A run that came to no end, and the exit code that says so; the message is the last line printed."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@contextmanager
+def _resumable(path: Path) -> Iterator[None]:
+    """Whatever stops the run in `path`, say how to go on with it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except KeyboardInterrupt as stop:
+        raise _Stopped(130, f"Stopped. {_way_on(path)}") from stop
+    except SystemExit as stop:  # Ray turns SIGTERM (`ray job stop`) into this
+        raise _Stopped(143, f"Ended from outside. {_way_on(path)}") from stop
+    except Exception as error:
+        if isinstance(getattr(error, "cause", None), UserError):  # a mistake that only an actor could see
+            raise error.cause from error  # type: ignore[attr-defined]  # RayTaskError's, seen the line before
+        traceback.print_exc()
+        raise _Stopped(1, f"Failed: {type(error).__name__}. {_way_on(path)}") from error
+
+
+def _way_on(path: Path) -> str:
+    from experiments.run_directory import is_run
+
+    if not is_run(path):
+        return "Nothing was written."
+    return f"The run is in {path}; go on with: {DOOR} resume {shlex.quote(str(path))}"
+
+
+def show_list(request: Request) -> None:
+    """Print what there is to choose from, one line each."""
+    for kind in [request.argument] if request.argument else KINDS[:-1]:
+        for title, rows in _listing(str(kind)):
+            _print_table(title, rows)
+    if request.argument is None:
+        print(f"Every setting, with its default and its range: {DOOR} list settings")
+
+
+def _listing(kind: str) -> Iterable[tuple[str, list[tuple[str, ...]]]]:
+    from experiments.config import full_schema, leaves, quote
+
+    if kind == "methods":
+        from strategies import ADDONS, METHODS
+
+        yield "Methods (method=NAME)", [(entry.name, entry.about) for entry in METHODS.values()]
+        if ADDONS:
+            yield "Add-ons (method=BASE+NAME)", [(entry.name, entry.about) for entry in ADDONS.values()]
+    elif kind == "data":
+        from federated_data import DATASETS
+
+        yield "Data sets (data=NAME)", [(entry.name, entry.about) for entry in DATASETS.values()]
+    elif kind == "partitions":
+        from federated_data import PARTITIONS
+
+        yield "Partitions (partition=NAME)", [(entry.name, entry.about) for entry in PARTITIONS.values()]
+    elif kind == "models":
+        import foundation.torchvision_operators  # noqa: F401  (before the first lightning import)
+        from lightning_modules.networks import NETWORKS
+
+        yield "Models (model=NAME)", [(entry.name, entry.about) for entry in NETWORKS.values()]
+    else:
+        rows: list[tuple[str, ...]] = [
+            (leaf.key, quote(leaf.default), leaf.about + (f" [{_allowed(leaf)}]" if leaf.range else ""))
+            for leaf in leaves(full_schema()).values()
+        ]
+        yield "Settings (setting=value), with their defaults", rows
+
+
+def _allowed(leaf: Leaf) -> str:
+    return " | ".join(leaf.metadata["choices"]) if "choices" in leaf.metadata else leaf.range
+
+
+def _print_table(title: str, rows: list[tuple[str, ...]]) -> None:
+    """A table on a terminal; aligned plain lines, never cut, anywhere else."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
+        for column in range(len(rows[0])):
+            table.add_column(style="cyan" if column == 0 else None, overflow="fold", no_wrap=column == 0)
+        for row in rows:
+            table.add_row(*(_escape(cell) for cell in row))
+        Console().print(table, "")
+        return
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    print(title)
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        print("  " + "  ".join([*cells, row[-1]]))
+    print()
+
+
+def _escape(cell: str) -> str:
+    from rich.markup import escape
+
+    return escape(cell)
+
+
+# doctor ---------------------------------------------------------------------------------------------------
+
+
+def doctor(request: Request) -> None:
+    """Say what this machine or cluster has, and what a run would use; whatever is missing is only said."""
+    ray = _RayProbe(os.environ)  # asks in the background while torch is imported
+    try:
+        _print_table("This machine", _machine())
+        _print_table("Packages", _packages())
+        _print_table("Data sets", _data_sets())
+        _print_table("Ray", ray.rows())
+        _print_table("What a run with the default settings would use", _plan(ray))
+    finally:
+        ray.close()
+
+
+def _machine() -> list[tuple[str, ...]]:
+    import psutil
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = psutil.virtual_memory()
+    rows: list[tuple[str, ...]] = [
+        ("CPUs", f"{usable} usable of {os.cpu_count()}"),
+        ("memory", f"{memory.available / 2**30:.1f} GB free of {memory.total / 2**30:.1f} GB"),
+    ]
+    try:
+        import torch
+
+        devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    except (ImportError, RuntimeError) as error:  # a driver that does not fit is worth reading, not a crash
+        return [*rows, ("GPUs", f"not readable: {error}")]
+    rows += [
+        (f"GPU {i}", f"{each.name}, {each.total_memory / 2**30:.1f} GB") for i, each in enumerate(devices)
+    ]
+    return rows if devices else [*rows, ("GPUs", "none")]
+
+
+def _packages() -> list[tuple[str, ...]]:
+    from importlib import metadata
+
+    rows: list[tuple[str, ...]] = [("python", sys.version.split()[0])]
+    for name in ("archipelago-fl", "ray", "lightning", "torch", "torchvision", "torchmetrics", "medmnist",
+                 "scikit-learn", "omegaconf", "numpy"):  # fmt: skip
+        try:
+            rows.append((name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            rows.append((name, "not installed"))
+    return rows
+
+
+def _data_sets() -> list[tuple[str, ...]]:
+    from federated_data import DATASETS
+    from foundation.settings import DataSettings
+
+    settings = DataSettings()
+    rows: list[tuple[str, ...]] = []
+    for name, entry in DATASETS.items():
+        where = entry.value.present(settings)
+        rows.append((name, where if where else f"not here (data.root={settings.root})"))
+    return rows
+
+
+class _RayProbe:
+    """Asks the Ray cluster that a run would join, in another process: if it hangs, nothing else does."""
+
+    _CODE = (
+        "import json, ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR');"
+        "print(json.dumps([node['Resources'] for node in ray.nodes() if node['Alive']]))"
+    )
+    _SECONDS = 4.0
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.env = env
+        self.address = env.get("RAY_ADDRESS") or "local"
+        self.problem = ""
+        self.deadline = time.monotonic() + self._SECONDS
+        self.process: subprocess.Popen[str] | None = None
+        if self.address == "local":
+            return
+        self.problem = _knock(self.address)
+        if not self.problem:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", self._CODE, self.address],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+
+    @functools.cached_property
+    def nodes(self) -> list[dict[str, float]] | None:
+        """The resources of each node of the cluster; None if there is none or it did not answer."""
+        if self.process is None:
+            return None
+        try:
+            output, errors = self.process.communicate(timeout=max(self.deadline - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            self.close()
+            self.problem = f"no answer in {self._SECONDS:g} s"
+            return None
+        if self.process.returncode != 0:
+            lines = [line for line in errors.splitlines() if line.strip()]
+            self.problem = lines[-1].strip() if lines else f"exit code {self.process.returncode}"
+            return None
+        nodes: list[dict[str, float]] = json.loads(output.splitlines()[-1])
+        return nodes
+
+    def close(self) -> None:
+        """End the asking process if it still runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """What to print about Ray."""
+        token = _token_place(self.env)
+        alone = "none (RAY_ADDRESS is not set): a run starts Ray on this machine"
+        rows: list[tuple[str, ...]] = [
+            ("address", alone if self.address == "local" else self.address),
+            ("token", f"set ({token})" if token else "none (a cluster may ask for one: RAY_AUTH_TOKEN)"),
+        ]
+        if self.address == "local":
+            return rows
+        nodes = self.nodes
+        if nodes is None:
+            return [*rows, ("reachable", f"no: {self.problem}")]
+        cpus, gpus, memory = (sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU", "memory"))
+        held = f"{_count(len(nodes), 'node')}, {_count(cpus, 'CPU')}, {_count(gpus, 'GPU')}"
+        return [*rows, ("reachable", f"yes: {held}, {memory / 2**30:.1f} GB memory")]
+
+
+def _knock(address: str) -> str:
+    """Why nothing answers at host:port, empty if something does (or if the address is no such pair)."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return ""
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+    except (OSError, OverflowError) as error:
+        return str(error)
+    return ""
+
+
+def _token_place(env: Mapping[str, str]) -> str:
+    """Where Ray would find its token, empty if nowhere; never the token itself."""
+    if env.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN"
+    if env.get("RAY_AUTH_TOKEN_PATH"):
+        return "RAY_AUTH_TOKEN_PATH" if Path(env["RAY_AUTH_TOKEN_PATH"]).expanduser().is_file() else ""
+    return "~/.ray/auth_token" if Path("~/.ray/auth_token").expanduser().is_file() else ""
+
+
+def _plan(ray: _RayProbe) -> list[tuple[str, ...]]:
+    """The answers that a run would find for itself."""
+    from actors.placement import actor_count
+    from experiments.config import check, full_schema, gpu_count
+
+    config = full_schema()()
+    fleet = config.fleet
+    here = {"CPU": float(os.cpu_count() or 1), "GPU": float(gpu_count())}
+    try:
+        if ray.address != "local" and ray.nodes is None:
+            raise UserError(
+                "unknown, because the Ray cluster does not answer: unset RAY_ADDRESS to run here."
+            )
+        actors = actor_count(fleet, config.clients, ray.nodes or [here])
+        share = f"{_count(fleet.cpus, 'CPU')}" + (f" and {_count(fleet.gpus, 'GPU')}" if fleet.gpus else "")
+        placement = (
+            f"{_count(actors, 'client actor')} of {share} each, for {_count(config.clients, 'client')}"
+        )
+    except UserError as error:
+        placement = str(error)
+    executor = config.local.executor
+    if executor == "auto":
+        executor = "vmap (GPU)" if fleet.gpus else "loop (CPU)"
+    try:
+        check(config)
+        storage = f"{Path(config.storage).expanduser().resolve()} (can be written)"
+    except UserError as error:
+        storage = str(error)
+    return [
+        ("experiment", f"{config.method} on {config.data.name}, {_count(config.rounds, 'round')}"),
+        ("actors", placement),
+        ("executor", executor),
+        ("storage", storage),
+    ]
+
+
+def _count(number: float, name: str) -> str:
+    return f"{number:g} {name}" + ("" if number == 1 else "s")
+
+
+# The door -------------------------------------------------------------------------------------------------
+
+COMMANDS: dict[str, Callable[[Request], None]] = {
+    "run": run,
+    "resume": resume,
+    "list": show_list,
+    "doctor": doctor,
+    "help": lambda request: print(HELP, end=""),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what the command line asks for; returns the exit code (see the end of `HELP`)."""
+    try:
+        request = parse(arguments)
+        COMMANDS[request.command](request)
+        sys.stdout.flush()
+    except UserError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except _Stopped as stop:
+        print(stop, file=sys.stderr)
+        return stop.code
+    except KeyboardInterrupt:
+        print("Stopped. Nothing was written.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `list | head` is no failure
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,255 @@
+"""The rules of the house, stated as absences: who imports whom, who reads the command line, who draws."""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+
+# Which rooms a room may import, besides itself. Arrows point one way.
+ALGORITHMS = {"strategies", "lightning_modules", "federated_data", "foundation"}
+ARROWS: dict[str, set[str]] = {
+    "foundation": set(),
+    "strategies": {"foundation"},
+    "federated_data": {"foundation"},
+    "lightning_modules": {"strategies", "foundation"},
+    "actors": ALGORITHMS,
+    "reports": {"foundation"},
+    "experiments": {"actors", "reports", *ALGORITHMS},
+    "platform": {"experiments", "actors", "reports", *ALGORITHMS},
+}
+FILES = sorted(path for room in ARROWS for path in (ROOT / room).rglob("*.py"))
+EVERY_FILE = sorted(
+    path
+    for path in ROOT.rglob("*.py")
+    if not any(part.startswith(".") or part in ("build", "runs") for part in path.relative_to(ROOT).parts)
+)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every module that a file names in an import, also inside functions and in `import_module` calls."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide which room is meant"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif (
+            isinstance(node, ast.Call)
+            and dotted(node.func).split(".")[-1] in ("import_module", "__import__")
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield str(node.args[0].value)
+
+
+def dotted(node: ast.AST) -> str:
+    """`np.random.rand` of the expression np.random.rand; empty for anything that is no plain name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        value = dotted(node.value)
+        return f"{value}.{node.attr}" if value else ""
+    return ""
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def test_the_rooms_are_there() -> None:
+    for room in ARROWS:
+        assert any(path.is_relative_to(ROOT / room) for path in FILES), room
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_arrows_point_one_way(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0]
+    imported = {module.split(".")[0] for module in imports(parsed(path))}
+    assert imported & set(ARROWS) - {room, "platform"} <= ARROWS[room]
+
+
+@pytest.mark.parametrize("path", EVERY_FILE, ids=name)
+def test_nothing_imports_from_the_front_door(path: Path) -> None:
+    """`import platform` means the standard module; what our package adds is for its own tests only."""
+    if path.is_relative_to(ROOT / "tests" / "platform"):
+        return
+    ours = {file.stem for file in (ROOT / "platform").glob("*.py")} - {"__init__"}
+    used = {module.split(".")[1] for module in imports(parsed(path)) if module.startswith("platform.")}
+    assert not used & ours
+
+
+def reads_command_line(tree: ast.AST) -> bool:
+    for node in ast.walk(tree):
+        if dotted(node) in ("sys.argv", "sys.orig_argv"):
+            return True
+        if isinstance(node, ast.ImportFrom) and node.module == "sys" and node.names[0].name.endswith("argv"):
+            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            implicit = (
+                node.func.attr in ("parse_args", "parse_known_args") and not node.args and not node.keywords
+            )
+            if implicit or dotted(node.func) == "OmegaConf.from_cli":
+                return True
+    return False
+
+
+def test_only_the_front_door_reads_the_command_line() -> None:
+    assert [name(path) for path in FILES if reads_command_line(parsed(path))] == ["platform/launch.py"]
+
+
+@pytest.mark.parametrize(
+    ("room", "banned"),
+    [
+        ("strategies", ("ray", "lightning", "pytorch_lightning", "actors", "experiments")),
+        ("reports", ("actors", "strategies", "lightning_modules", "ray", "lightning")),
+        ("foundation", ("ray", "lightning", "pandas")),
+    ],
+)
+def test_a_room_loads_none_of(room: str, banned: tuple[str, ...]) -> None:
+    files = [path for path in FILES if path.is_relative_to(ROOT / room)]
+    named = {(name(path), m) for path in files for m in imports(parsed(path)) if m.split(".")[0] in banned}
+    assert named == set()
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files
+    ]
+    code = (
+        f"import importlib, json, sys\nfor m in {modules!r}: importlib.import_module(m)\n"
+        f"print(json.dumps([m for m in {banned!r} if m in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+# Randomness
+
+DRAWS = {  # torch's draws, which need generator=...
+    "bernoulli", "multinomial", "normal", "poisson", "rand", "rand_like", "randint", "randint_like", "randn",
+    "randn_like", "randperm",
+}  # fmt: skip
+IN_PLACE = {
+    "bernoulli_",
+    "cauchy_",
+    "exponential_",
+    "geometric_",
+    "log_normal_",
+    "normal_",
+    "random_",
+    "uniform_",
+}
+SEEDED_CLASSES = {"KMeans", "MiniBatchKMeans", "SpectralClustering", "GaussianMixture", "PCA", "TSNE"}
+
+
+def global_draws(tree: ast.AST) -> Iterator[str]:
+    """Everything in a file that touches, or may touch, a global random state."""
+    for module in imports(tree):
+        if module.split(".")[0] in ("random", "secrets") or module.startswith("numpy.random."):
+            yield f"import {module}"
+    for node in ast.walk(tree):
+        text = dotted(node)
+        if text.startswith(("np.random.", "numpy.random.")) and not text.endswith("random.Generator"):
+            yield text
+        if text in (
+            "torch.manual_seed",
+            "torch.seed",
+            "torch.cuda.manual_seed",
+            "torch.cuda.manual_seed_all",
+        ):
+            yield text
+        if text.startswith("torch.random.") or text.endswith("seed_everything"):
+            yield text
+        if not isinstance(node, ast.Call):
+            continue
+        function, keywords = dotted(node.func), {keyword.arg for keyword in node.keywords}
+        last = node.func.attr if isinstance(node.func, ast.Attribute) else function
+        if function in {f"torch.{draw}" for draw in DRAWS} and "generator" not in keywords:
+            yield f"{function} without generator="
+        if isinstance(node.func, ast.Attribute) and last in IN_PLACE and "generator" not in keywords:
+            yield f"{last} without generator="
+        if last in SEEDED_CLASSES and "random_state" not in keywords:
+            yield f"{last} without random_state="
+        shuffled = [k.value for k in node.keywords if k.arg == "shuffle" and ast.unparse(k.value) != "False"]
+        if last == "DataLoader" and shuffled and "generator" not in keywords:
+            yield "DataLoader(shuffle=...) without generator="
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_no_draw_from_global_random_state(path: Path) -> None:
+    if path == ROOT / "foundation" / "randomness.py":
+        return  # the one place that makes generators, and forks torch's global one
+    assert list(global_draws(parsed(path))) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import random", "from random import shuffle", "np.random.rand(3)", "np.random.default_rng()",
+        "torch.randn(3)", "x.normal_()", "torch.manual_seed(0)", "KMeans(3)", "lightning.seed_everything(1)",
+        "torch.randperm(5, device='cpu')", "DataLoader(d, shuffle=True)", "from numpy.random import rand",
+    ],
+)  # fmt: skip
+def test_the_scan_sees_a_global_draw(line: str) -> None:
+    assert list(global_draws(ast.parse(line)))
+
+
+def test_the_scan_lets_generators_pass() -> None:
+    fine = "f: np.random.Generator; torch.randn(3, generator=g); rng.random(); KMeans(3, random_state=0)"
+    assert list(global_draws(ast.parse(fine))) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["import sys; sys.argv[1]", "from sys import argv", "p.parse_args()", "OmegaConf.from_cli()"]
+)
+def test_the_scan_sees_a_reader_of_the_command_line(line: str) -> None:
+    assert reads_command_line(ast.parse(line))
+    assert not reads_command_line(ast.parse("p.parse_args(arguments)"))
+
+
+@pytest.mark.parametrize(
+    ("method", "executor"), [("fedavg", "loop"), ("ifca", "loop"), ("fedavg", "vmap"), ("fedavg", "trainer")]
+)
+def test_an_experiment_neither_reads_nor_moves_a_global_generator(
+    method: str, executor: str, tmp_path: Path
+) -> None:
+    from experiments.config import load_config
+    from experiments.runner import run_experiment
+
+    def run(seed: int) -> bytes:
+        overrides = [
+            f"method={method}", f"local.executor={executor}", "clients=4", "clusters=2", "rounds=2",
+            "local.steps=2", "participation.fraction=0.5", "fleet.backend=in_process", f"storage={tmp_path}",
+            f"name=run{seed}",
+        ]  # fmt: skip
+        path = run_experiment(load_config(overrides=overrides, env={}), quiet=True)
+        return (path / "metrics.csv").read_bytes()
+
+    def states() -> tuple[object, bytes, bytes]:
+        numpy_state = np.random.get_state()[1].tobytes()  # type: ignore[index]  # noqa: NPY002
+        return random.getstate(), numpy_state, torch.get_rng_state().numpy().tobytes()
+
+    results = [run(0)]  # the first imports packages, and some of those draw while they are imported
+    assert len(results[0].splitlines()) >= 3
+    with torch.random.fork_rng(devices=[]):
+        for seed in (1, 2):
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002  (the old global state is what is being watched)
+            torch.manual_seed(seed)
+            before = states()
+            results.append(run(seed))
+            assert states() == before
+    assert results[0] == results[1] == results[2]
