@@ -269,7 +269,7 @@ def write_rounds(path: Path, rounds: Callable[[], Iterator[pa.Table]]) -> None:
 
         def write_group() -> None:
             tables = [schema.empty_table(), *pending]
-            writer.write_table(pa.concat_tables(tables, promote_options="permissive").combine_chunks())
+            writer.write_table(pa.concat_tables(tables, promote_options="permissive"))
             pending.clear()
 
         for table in rounds():

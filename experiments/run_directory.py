@@ -11,7 +11,7 @@
 Nothing is ever half written under its final name, except that the last line of a CSV or JSONL file may be
 torn by a kill: `truncate` drops it with everything else that is later than the checkpoint, so that a resumed
 run's files end up equal, byte by byte, to those of a run that was never disturbed.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
