@@ -28,10 +28,10 @@ from actors.requests import (
 from foundation.errors import ClientFailure, UserError
 from foundation.randomness import generator, torch_seed
 from lightning_modules.base import build_module, follows_contract
-from lightning_modules.executors import TrainJob, TrainResult, make_executor, outputs_of
+from lightning_modules.executors import PenaltyJob, TrainJob, TrainResult, make_executor, outputs_of
 from lightning_modules.flat import FlatModel
 from lightning_modules.samples import Samples
-from strategies.parameters import Vector, partial_sums
+from strategies.parameters import Vector, merged, partial_sums
 
 State = dict[str, Any]
 
@@ -122,6 +122,11 @@ class ClientBlock:
             return own
         if kind == "result":
             return self._results[reference.name].get(client)
+        if kind == "merged":
+            assert reference.default is not None and reference.other is not None
+            base = self._resolve(reference.default, client, arrays)
+            other = self._resolve(reference.other, client, arrays)
+            return base if other is None else merged(base, other, arrays[reference.array])
         return np.asarray(reference.per_client[client])
 
     def _resolve_all(
@@ -193,8 +198,26 @@ class ClientBlock:
             ),
             optimizer_state=kept,
             on_top_of=self._resolve_all(request.on_top_of, client, arrays),
-            penalties=[(p, self._anchors(anchors, client, arrays)) for p, anchors in request.penalties],
+            penalties=[
+                PenaltyJob(
+                    term.penalty,
+                    self._anchors(term.anchors, client, arrays),
+                    {name: self._resolve(models, client, arrays) for name, models in term.outputs.items()},
+                )
+                for term in request.penalties
+            ],
+            sample_weights=self._sample_weights(client, request),
+            scale=1.0 if request.scale is None else float(self._resolve(request.scale, client, arrays)),
         )
+
+    def _sample_weights(
+        self, client: int, request: TrainRequest
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None:
+        if request.sample_weights is None:
+            return None
+        name, column = request.sample_weights
+        table = self._state(client)[name]
+        return self.clients[client].train, np.ascontiguousarray(table[:, column], np.float32)
 
     def _batches(self, client: int, request: TrainRequest) -> list[npt.NDArray[np.int64]]:
         """Shuffled passes over the client's training samples, cut into batches; the last of a pass is short.
@@ -329,8 +352,14 @@ class ClientBlock:
                     name: self._resolve(value, client, arrays) if isinstance(value, Encoded) else value
                     for name, value in request.inputs.items()
                 }
-                state, result = request.function(self.view(client), dict(self._state(client)), **inputs)
-                self._pending[client] = state
+                whole = self._state(client)
+                own = {
+                    k.removeprefix(request.prefix): v
+                    for k, v in whole.items()
+                    if k.startswith(request.prefix)
+                }
+                state, result = request.function(self.view(client), own, **inputs)
+                self._change(client, **{f"{request.prefix}{k}": v for k, v in state.items()})
                 results.append(result)
         return results
 

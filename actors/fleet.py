@@ -7,6 +7,7 @@ which is why both give the same bits.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.requests import Encoded, EvaluateRequest, MapRequest, ModelRequest, TrainRequest
+from actors.requests import Encoded, EncodedPenalty, EvaluateRequest, MapRequest, ModelRequest, TrainRequest
 from foundation.errors import ClientFailure
 from strategies.parameters import (
     Matrix,
@@ -28,7 +29,17 @@ from strategies.parameters import (
     one_hot,
 )
 from strategies.penalties import Penalty
-from strategies.references import Indices, Models, PerClient, Prediction, Private, Reference, Rows
+from strategies.references import (
+    Indices,
+    Merged,
+    Models,
+    PerClient,
+    Prediction,
+    Private,
+    Reference,
+    Rows,
+    SampleWeights,
+)
 
 if TYPE_CHECKING:  # a server process has no use for Lightning, which a block imports
     from actors.block import ClientBlock
@@ -52,6 +63,7 @@ class Fleet(ABC):
         self.not_finite = not_finite
         self.ids: Indices = np.arange(len(sizes), dtype=np.int64)
         self._round = _Round()
+        self.prefix = ""  # of slots, private models and initialisations, see `named`
         self._known: dict[str, ModelSpec] = {}  # shared by all views
 
     # --- reaching the blocks ----------------------------------------------------------------------------
@@ -79,6 +91,16 @@ class Fleet(ABC):
         view.__dict__ = self.__dict__.copy()
         view.ids = np.unique(np.asarray(ids, np.int64))
         return view
+
+    def named(self, prefix: str) -> Fleet:
+        """The same clients for another method: its slots, private models and draws never meet the others'."""
+        view = self.select(self.ids)
+        view.prefix = f"{self.prefix}{prefix}/"
+        return view
+
+    @property
+    def _state_prefix(self) -> str:
+        return f"state/{self.prefix}"
 
     @property
     def everyone(self) -> Fleet:
@@ -149,7 +171,7 @@ class Fleet(ABC):
 
     def initial(self, count: int, purpose: str = "initial model") -> Models:
         """`count` independently initialised models."""
-        return Models(_frozen(self._call("initial", {0: (count, purpose)})[0]))
+        return Models(_frozen(self._call("initial", {0: (count, self.prefix + purpose)})[0]))
 
     def train(
         self,
@@ -157,14 +179,21 @@ class Fleet(ABC):
         *,
         on_top_of: Reference | Sequence[Reference] | None = None,
         penalties: Sequence[Penalty] = (),
+        sample_weights: SampleWeights | None = None,
+        scale: npt.NDArray[np.float64] | None = None,
         slot: str = "main",
         keep: str | None = None,
     ) -> Trained:
         """Local training of every client of this view."""
         wire = _Wire(self)
+        slot = self.prefix + slot
         encoded = wire.encode(start)
         under = [wire.encode(reference) for reference in _as_list(on_top_of)]
-        terms = [(p, {name: wire.encode(ref) for name, ref in p.anchors.items()}) for p in penalties]
+        terms = [wire.encode_penalty(penalty) for penalty in penalties]
+        weights = None
+        if sample_weights is not None:
+            weights = (self._state_prefix + sample_weights.name, sample_weights.column)
+        scales = None if scale is None else wire.encode(PerClient(np.asarray(scale)))
         handle, clients = self._round.next_handle(slot), self._participants()
         arguments = {
             b: (
@@ -174,9 +203,11 @@ class Fleet(ABC):
                     clients=[int(i) for i in self.ids[at]],
                     start=wire.part(encoded, at),
                     on_top_of=[wire.part(e, at) for e in under],
-                    penalties=[(p, {n: wire.part(e, at) for n, e in a.items()}) for p, a in terms],
+                    penalties=[wire.penalty_part(term, at) for term in terms],
+                    sample_weights=weights,
+                    scale=None if scales is None else wire.part(scales, at),
                     slot=slot,
-                    keep=keep,
+                    keep=None if keep is None else self.prefix + keep,
                     step_share={int(i): self._round.step_share[int(i)]
                                 for i in self.ids[at] if int(i) in self._round.step_share},
                 ),
@@ -266,6 +297,7 @@ class Fleet(ABC):
                     stage=stage,
                     function=function,
                     inputs={n: wire.part(v, at) if isinstance(v, Encoded) else v for n, v in encoded.items()},
+                    prefix=self._state_prefix,
                 ),
             )
             for b, at in clients.items()
@@ -453,7 +485,11 @@ class _Wire:
             return Encoded("value", per_client=self._by_client(reference.values))
         if isinstance(reference, Private):
             default = None if reference.default is None else self.encode(reference.default)
-            return Encoded("private", name=reference.name, default=default)
+            return Encoded("private", name=self._fleet.prefix + reference.name, default=default)
+        if isinstance(reference, Merged):
+            base, other = self.encode(reference.base), self.encode(reference.other)
+            columns = self._array(np.asarray(reference.columns))
+            return Encoded("merged", columns, default=base, other=other)
         if isinstance(reference, Models):
             return Encoded("models", self._array(reference.values))
         if isinstance(reference, Trained):
@@ -468,7 +504,21 @@ class _Wire:
             else {}
         )
         default = None if encoded.default is None else self.part(encoded.default, at)
-        return Encoded(encoded.kind, encoded.array, chosen, encoded.name, default)
+        other = None if encoded.other is None else self.part(encoded.other, at)
+        return Encoded(encoded.kind, encoded.array, chosen, encoded.name, default, other)
+
+    def encode_penalty(self, penalty: Penalty) -> EncodedPenalty:
+        """A penalty travels without its references, which travel as all references do."""
+        anchors = {name: self.encode(reference) for name, reference in penalty.anchors.items()}
+        outputs = {name: self.encode(reference) for name, reference in penalty.outputs.items()}
+        bare = dataclasses.replace(penalty, **dict.fromkeys([*anchors, *outputs]))  # type: ignore[type-var]
+        return EncodedPenalty(bare, anchors, outputs)
+
+    def penalty_part(self, term: EncodedPenalty, at: npt.NDArray[np.int64]) -> EncodedPenalty:
+        """The piece of a penalty that one block needs."""
+        anchors = {name: self.part(encoded, at) for name, encoded in term.anchors.items()}
+        outputs = {name: self.part(encoded, at) for name, encoded in term.outputs.items()}
+        return EncodedPenalty(term.penalty, anchors, outputs)
 
     def _by_client(self, values: npt.NDArray[Any]) -> dict[int, Any]:
         return {int(client): value for client, value in zip(self._ids, values.tolist(), strict=True)}
@@ -513,7 +563,7 @@ def _as_list(reference: Reference | Sequence[Reference] | None) -> list[Referenc
 
 
 def _is_reference(value: Any) -> bool:
-    return isinstance(value, Rows | PerClient | Private | Models | Trained | np.ndarray)
+    return isinstance(value, Rows | Merged | PerClient | Private | Models | Trained | np.ndarray)
 
 
 def _frozen(array: Matrix) -> Matrix:

@@ -22,7 +22,7 @@ class Encoded:
     """A reference on the wire.
 
     kind: "vector" (array), "rows" (array, row per client), "private" (name, default), "result" (handle),
-    "models" (array, whole), "value" (one per client).
+    "models" (array, whole), "merged" (default with the columns `array` of other), "value" (one per client).
     """
 
     kind: str
@@ -30,11 +30,21 @@ class Encoded:
     per_client: dict[int, Any] = field(default_factory=dict)
     name: str = ""
     default: Encoded | None = None
+    other: Encoded | None = None
 
     @property
     def is_model(self) -> bool:
         """Whether it resolves to one or more models, which have buffers behind their parameters."""
         return self.kind != "value"
+
+
+@dataclass(frozen=True)
+class EncodedPenalty:
+    """A penalty without its references, and the references on the wire."""
+
+    penalty: Penalty
+    anchors: dict[str, Encoded]
+    outputs: dict[str, Encoded]
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,9 @@ class TrainRequest:
     clients: list[int]
     start: Encoded
     on_top_of: list[Encoded]
-    penalties: list[tuple[Penalty, dict[str, Encoded]]]
+    penalties: list[EncodedPenalty]
+    sample_weights: tuple[str, int] | None
+    scale: Encoded | None
     slot: str
     keep: str | None
     # Share of the steps that a straggler manages; clients not listed do them all.
@@ -85,6 +97,7 @@ class MapRequest:
     stage: str
     function: Callable[..., Any]
     inputs: dict[str, Any]
+    prefix: str = ""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,15 @@ CHUNK = 512  # samples per forward pass of a frozen model
 
 
 @dataclass(frozen=True)
+class PenaltyJob:
+    """A penalty and what its references are for one client."""
+
+    penalty: Penalty
+    anchors: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    outputs: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # a model, or (K, P) models
+
+
+@dataclass(frozen=True)
 class TrainJob:
     """One client's local training."""
 
@@ -47,7 +56,10 @@ class TrainJob:
     seed: int
     optimizer_state: OptimizerState | None = None
     on_top_of: Sequence[Vector] = ()
-    penalties: Sequence[tuple[Penalty, dict[str, npt.NDArray[Any]]]] = ()
+    penalties: Sequence[PenaltyJob] = ()
+    # One weight per training sample, as (samples, weights); the loss of a batch is mean(weight * loss).
+    sample_weights: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None = None
+    scale: float = 1.0  # what the summed outputs are multiplied with before the loss
 
 
 @dataclass(frozen=True)
@@ -60,26 +72,49 @@ class TrainResult:
     objective: float
 
 
+Term = tuple[Penalty, dict[str, Tensor]]
+Rows = dict[str, Tensor]  # what belongs to the samples of one batch, by name
+
+
+def objective_of(
+    module: Any, own: Tensor, y: Tensor, live: Tensor | None, terms: Sequence[Term], rows: Rows
+) -> Tensor:
+    """mean of weight * loss(scale * (own + frozen outputs)), plus penalties."""
+    outputs = own
+    if "frozen" in rows:
+        outputs = outputs + rows["frozen"]
+    if "scale" in rows:
+        outputs = outputs * rows["scale"]
+    losses = module.loss(outputs, y, reduction="none")
+    if "weights" in rows:
+        losses = losses * rows["weights"]
+    value = losses.mean()
+    for number, (penalty, anchors) in enumerate(terms):
+        seen = {name: rows[f"{number}.{name}"] for name in penalty.outputs}
+        value = value + penalty.value(live, {**anchors, **seen, "own_outputs": own})  # type: ignore[arg-type]
+    return value
+
+
 @dataclass
 class LocalObjective:
-    """mean loss of (own + frozen outputs) + penalties, for the batches of one job."""
+    """What one client minimises: the objective of a job, batch by batch."""
 
-    model: FlatModel
-    penalties: list[tuple[Penalty, dict[str, Tensor]]]
-    frozen: Tensor | None  # summed outputs of the models underneath, one row per distinct sample
-    rows: list[Tensor]  # row of each sample of each batch
+    terms: list[Term]
+    tables: Rows  # one row per distinct sample of the job
+    positions: list[Tensor]  # row of each sample of each batch
+    scale: Tensor | None
 
     def __call__(self, module: Any, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
         x, y = batch
-        outputs = module(x)
-        if self.frozen is not None:
-            outputs = outputs + self.frozen[self.rows[step]]
-        value = module.loss(outputs, y, reduction="none").mean()
-        if self.penalties:
-            live = torch.cat([p.reshape(-1) for p in module.parameters()])
-            for penalty, anchors in self.penalties:
-                value = value + penalty.value(live, anchors)
-        return value
+        live = torch.cat([p.reshape(-1) for p in module.parameters()]) if self.terms else None
+        return objective_of(module, module(x), y, live, self.terms, self.rows(step))
+
+    def rows(self, step: int) -> Rows:
+        """What belongs to the samples of one batch."""
+        found = {name: table[self.positions[step]] for name, table in self.tables.items()}
+        if self.scale is not None:
+            found["scale"] = self.scale
+        return found
 
 
 def outputs_of(model: FlatModel, samples: Samples, vector: Vector, index: npt.NDArray[np.int64]) -> Tensor:
@@ -96,19 +131,34 @@ def outputs_of(model: FlatModel, samples: Samples, vector: Vector, index: npt.ND
 
 def prepare(job: TrainJob, model: FlatModel, samples: Samples) -> LocalObjective:
     """The objective of a job; each frozen model is evaluated once per distinct sample, not once per step."""
-    frozen, rows = None, []
-    if job.on_top_of:
+    tables: Rows = {}
+    positions: list[Tensor] = []
+    seen = {
+        f"{n}.{name}": models for n, term in enumerate(job.penalties) for name, models in term.outputs.items()
+    }
+    if job.on_top_of or seen or job.sample_weights is not None:
         distinct, inverse = np.unique(np.concatenate(job.batches), return_inverse=True)
+        stops = np.cumsum([len(batch) for batch in job.batches])[:-1]
+        positions = [torch.from_numpy(part).to(model.device) for part in np.split(inverse, stops)]
         for vector in job.on_top_of:
             outputs = outputs_of(model, samples, vector, distinct)
-            frozen = outputs if frozen is None else frozen + outputs
-        stops = np.cumsum([len(batch) for batch in job.batches])[:-1]
-        rows = [torch.from_numpy(part).to(model.device) for part in np.split(inverse, stops)]
-    penalties = [
-        (penalty, {name: tensor_of(value).to(model.device) for name, value in anchors.items()})
-        for penalty, anchors in job.penalties
+            tables["frozen"] = tables["frozen"] + outputs if "frozen" in tables else outputs
+        for name, models in seen.items():
+            rows = [outputs_of(model, samples, vector, distinct) for vector in np.atleast_2d(models)]
+            tables[name] = rows[0] if models.ndim == 1 else torch.stack(rows, dim=1)
+        if job.sample_weights is not None:
+            order = np.argsort(job.sample_weights[0])
+            at = order[np.searchsorted(job.sample_weights[0][order], distinct)]
+            tables["weights"] = torch.from_numpy(job.sample_weights[1][at]).to(model.device)
+    terms = [
+        (
+            term.penalty,
+            {name: tensor_of(np.asarray(value)).to(model.device) for name, value in term.anchors.items()},
+        )
+        for term in job.penalties
     ]
-    return LocalObjective(model, penalties, frozen, rows)
+    scale = None if job.scale == 1.0 else torch.tensor(job.scale, dtype=torch.float32, device=model.device)
+    return LocalObjective(terms, tables, positions, scale)
 
 
 @dataclass
@@ -277,21 +327,18 @@ class VmapExecutor:
         parameters, buffers = self._unstack(stacked, len(jobs))
         leaves = [torch.nn.Parameter(tensor) for tensor in parameters.values()]
         optimizer = self._stacked_optimizer(leaves, jobs)
-        gradient = torch.func.vmap(
-            torch.func.grad_and_value(self._objective([p for p, _ in objectives[0].penalties])),
-            in_dims=(0, 0, 0, 0, 0, _anchor_dims(objectives)),
-        )
+        terms = [penalty for penalty, _ in objectives[0].terms]
+        gradient = torch.func.vmap(torch.func.grad_and_value(self._objective(terms)))
         anchors = _stack_anchors(objectives)
         total = torch.zeros(len(jobs), dtype=torch.float64, device=model.device)
         for step in range(len(jobs[0].batches)):
             batches = [self.samples.batch(job.batches[step]) for job in jobs]
             x = torch.stack([x for x, _ in batches])
             y = torch.stack([y for _, y in batches])
-            frozen = torch.stack(
-                [o.frozen[o.rows[step]] if o.frozen is not None else torch.zeros(()) for o in objectives]
-            ).to(model.device)
+            rows = [objective.rows(step) for objective in objectives]
+            stacked_rows = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
             live = dict(zip(parameters, leaves, strict=True))
-            gradients, losses = gradient(live, buffers, x, y, frozen, anchors)
+            gradients, losses = gradient(live, buffers, x, y, stacked_rows, anchors)
             for name, leaf in live.items():
                 leaf.grad = gradients[name]
             optimizer.step()
@@ -306,16 +353,12 @@ class VmapExecutor:
             buffers: dict[str, Tensor],
             x: Tensor,
             y: Tensor,
-            frozen: Tensor,
+            rows: Rows,
             anchors: list[dict[str, Tensor]],
         ) -> Tensor:
-            outputs = torch.func.functional_call(module, (parameters, buffers), (x,)) + frozen
-            value = module.loss(outputs, y, reduction="none").mean()  # type: ignore[operator]
-            if penalties:
-                live = torch.cat([p.reshape(-1) for p in parameters.values()])
-                for penalty, resolved in zip(penalties, anchors, strict=True):
-                    value = value + penalty.value(live, resolved)
-            return value
+            own = torch.func.functional_call(module, (parameters, buffers), (x,))
+            live = torch.cat([p.reshape(-1) for p in parameters.values()]) if penalties else None
+            return objective_of(module, own, y, live, list(zip(penalties, anchors, strict=True)), rows)
 
         return objective
 
@@ -377,27 +420,15 @@ def _signature(job: TrainJob) -> tuple[Any, ...]:
     """What must agree for clients to be trained as one batched model."""
     state = job.optimizer_state or {}
     counters = tuple((key, float(value)) for key, value in state.items() if key.endswith(".step"))
-    return (
-        tuple(len(b) for b in job.batches),
-        tuple(state),
-        counters,
-        len(job.on_top_of),
-        len(job.penalties),
-    )
-
-
-def _anchor_dims(objectives: list[LocalObjective]) -> list[dict[str, int]]:
-    return [dict.fromkeys(anchors, 0) for _, anchors in objectives[0].penalties]
+    shapes = tuple(len(batch) for batch in job.batches)
+    extras = (bool(job.on_top_of), len(job.penalties), job.sample_weights is not None, job.scale == 1.0)
+    return (shapes, tuple(state), counters, extras)
 
 
 def _stack_anchors(objectives: list[LocalObjective]) -> list[dict[str, Tensor]]:
-    count = len(objectives[0].penalties)
     return [
-        {
-            name: torch.stack([objective.penalties[i][1][name] for objective in objectives])
-            for name in objectives[0].penalties[i][1]
-        }
-        for i in range(count)
+        {name: torch.stack([objective.terms[i][1][name] for objective in objectives]) for name in anchors}
+        for i, (_, anchors) in enumerate(objectives[0].terms)
     ]
 
 
@@ -417,7 +448,7 @@ class _ready:
         self._seeded.__enter__()
         if follows_contract(module):
             module.local_objective = prepare(job, self.model, self.samples)  # type: ignore[assignment]
-        elif job.on_top_of or job.penalties:
+        elif job.on_top_of or job.penalties or job.sample_weights is not None or job.scale != 1.0:
             raise UserError(
                 f"This method adds to the local objective, and {type(module).__name__} has only a "
                 "training_step: give it forward(x), loss(outputs, y, reduction) and the attribute "

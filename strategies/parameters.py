@@ -89,6 +89,18 @@ def _belongs(entry: ModelEntry, part: str) -> bool:
     return part == "parameters" or part == entry.part or (part == "classifier" and entry.classifier)
 
 
+def merged(base: Vector, other: Vector, columns: npt.NDArray[np.int64]) -> Vector:
+    """`base` with some columns of `other`, as a value of its own.
+
+    >>> merged(np.float32([1, 2, 3]), np.float32([7, 8, 9]), np.array([2])).tolist()
+    [1.0, 2.0, 9.0]
+    """
+    value = base.copy()
+    value[columns] = other[columns]
+    value.flags.writeable = False
+    return value
+
+
 def normalised_rows(weights: npt.ArrayLike) -> Weights:
     """Each row divided by its sum; a row of zeros (an empty cluster) stays zero.
 

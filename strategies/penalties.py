@@ -1,8 +1,12 @@
 """Terms of the local objective beyond the data loss. Torch only.
 
 A penalty must change the gradient: it is a differentiable function of the client's live parameters (one flat
-tensor of the trainable columns), never of detached copies. Its anchors are references that are resolved
-per client and held constant.
+tensor of the trainable columns) or of its live outputs on the batch, never of detached copies.
+
+A penalty is a frozen dataclass. `anchors` names the fields that are references: they are resolved for each
+client and held constant. `outputs` names the fields that are models whose outputs on the batch are
+needed; those arrive in `anchors` as (samples, outputs) or, for K models, (samples, K, outputs), and with them
+"own_outputs", the live outputs of the client's own model. Both kinds are stripped before a penalty travels.
 """
 
 from __future__ import annotations
@@ -17,17 +21,28 @@ if TYPE_CHECKING:
 
 
 class Penalty(Protocol):
-    """One term; `anchors` names what has to be resolved for each client."""
+    """One term of the local objective."""
 
     @property
     def anchors(self) -> dict[str, Reference]: ...
+
+    @property
+    def outputs(self) -> dict[str, Reference]: ...
 
     def value(self, parameters: torch.Tensor, anchors: dict[str, torch.Tensor]) -> torch.Tensor:
         """The term for one client, a scalar."""
 
 
+class _OfParameters:
+    """A penalty that looks at parameters alone."""
+
+    @property
+    def outputs(self) -> dict[str, Reference]:
+        return {}
+
+
 @dataclass(frozen=True)
-class Proximal:
+class Proximal(_OfParameters):
     """(mu / 2) ||theta - anchor||^2 over the trainable parameters."""
 
     mu: float

@@ -39,6 +39,23 @@ class Private:
 
 
 @dataclass(frozen=True)
+class Merged:
+    """A model whose `columns` come from another one: a shared backbone under a client's own head."""
+
+    base: Reference
+    other: Reference
+    columns: Indices
+
+
+@dataclass(frozen=True)
+class SampleWeights:
+    """How much each training sample counts: a column of an array that client functions keep by that name."""
+
+    name: str
+    column: int = 0
+
+
+@dataclass(frozen=True)
 class PerClient:
     """A number or a small array for each client (its cluster, its importance weights)."""
 
@@ -68,7 +85,7 @@ class Models:
         return Rows(self.values, np.asarray(chosen, np.int64))
 
 
-Reference = Union[Vector, Rows, Private, PerClient, Models, "Handle"]
+Reference = Union[Vector, Rows, Private, Merged, PerClient, Models, "Handle"]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from foundation.randomness import generator
 from foundation.settings import LocalSettings, ModelSettings
 from lightning_modules import executors
 from lightning_modules.base import build_module
-from lightning_modules.executors import VMAP_TOLERANCE, TrainJob, make_executor
+from lightning_modules.executors import VMAP_TOLERANCE, PenaltyJob, TrainJob, make_executor
 from lightning_modules.flat import FlatModel
 from lightning_modules.samples import Samples
 from strategies.penalties import Proximal
@@ -51,7 +51,7 @@ def on_top_of(model, rng):
 
 def penalties(model, rng):
     anchor = rng.standard_normal(model.spec.parameters).astype(np.float32)
-    return [(Proximal(0.3, anchor), {"anchor": anchor})]
+    return [PenaltyJob(Proximal(0.3, anchor), {"anchor": anchor})]
 
 
 CASES = {
