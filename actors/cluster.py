@@ -28,12 +28,13 @@ def connected(fleet: FleetSettings) -> Iterator[str]:
     address = cluster_address(fleet)
     options: dict[str, Any] = {"logging_level": logging.ERROR, "configure_logging": True}
     if address is None:
-        ray.init(include_dashboard=fleet.dashboard, **options)
+        # "local": without it Ray would join whatever cluster somebody started on this machine.
+        ray.init(address="local", include_dashboard=fleet.dashboard, **options)
         where = "a local Ray cluster"
     else:
         try:
             ray.init(address=address, **options)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UserError(
                 f"Expected a Ray cluster at '{address}', got none that answers ({reason}): start one with "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +15,28 @@ from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
 from actors.server import Server, ServerSetup
 
+if TYPE_CHECKING:
+    from actors.block import ClientBlock
+
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class ClientActor:
-    """Hosts a block of clients around one LightningModule, on a share of a device."""
+    """Hosts a block of clients around one LightningModule, on a share of a device.
 
-    def __init__(
+    Made empty and filled by `start`: what goes wrong in a constructor, Ray reports as a lost actor.
+    """
+
+    device: str
+    block: ClientBlock
+
+    def start(
         self,
         setup: BlockSetup,
         clients: dict[int, ClientSamples],
         x: npt.NDArray[Any],
         y: npt.NDArray[Any],
     ) -> None:
+        """Load the clients; `x` and `y` are read where the object store holds them."""
         from actors.block import ClientBlock  # Lightning is imported here and not in the server
         from actors.devices import claim_device
 
@@ -72,15 +82,19 @@ class RayFleet(Fleet):
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class ServerActor:
-    """Holds the global and the K cluster models, clusters and aggregates."""
+    """Holds the global and the K cluster models, clusters and aggregates; made empty, as a ClientActor is."""
 
-    def __init__(
+    fleet: RayFleet
+    server: Server
+
+    def start(
         self,
         setup: ServerSetup,
         actors: Sequence[Any],
         layout: Sequence[Sequence[int]],
         state: dict[str, Any] | None,
     ) -> None:
+        """Set the method up, or take over where `state` left off."""
         self.fleet = RayFleet(actors, layout, setup.sizes, setup.not_finite)
         self.server = Server(setup, self.fleet, state)
 

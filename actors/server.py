@@ -16,8 +16,8 @@ from actors.fleet import Fleet
 from actors.metrics import clustering_metrics, summarise
 from actors.participation import participants
 from actors.reports import RoundReport
-from foundation.settings import EvaluationSettings, ParticipationSettings
-from strategies import build
+from foundation.settings import AggregationSettings, EvaluationSettings, ParticipationSettings
+from strategies import Context, build
 from strategies.base import UNASSIGNED
 
 
@@ -38,6 +38,24 @@ class ServerSetup:
     groups: npt.NDArray[np.int64] | None
     has_validation: bool
     not_finite: str
+    lr: float
+    aggregation: AggregationSettings
+
+    def context(self) -> Context:
+        """What the strategy may know."""
+        return Context(
+            clients=self.clients,
+            clusters=self.clusters,
+            rounds=self.rounds,
+            seed=self.seed,
+            weights=self.weights,
+            lr=self.lr,
+            groups=self.groups,
+            has_validation=self.has_validation,
+            evaluate_every=self.evaluation.every,
+            evaluate_last=self.evaluation.last,
+            aggregation=self.aggregation,
+        )
 
 
 class Server:
@@ -45,17 +63,9 @@ class Server:
 
     def __init__(self, setup: ServerSetup, fleet: Fleet, state: dict[str, Any] | None = None) -> None:
         self.setup, self.fleet = setup, fleet
-        self.strategy = build(
-            setup.method,
-            setup.options,
-            clients=setup.clients,
-            clusters=setup.clusters,
-            weights=setup.weights,
-            seed=setup.seed,
-            rounds=setup.rounds,
-        )
+        self.strategy = build(setup.method, setup.options, setup.context())
         fleet.begin(0)
-        self.strategy.setup(fleet)
+        self.strategy.begin(fleet)
         if state is not None:
             self.strategy.load_state(state)
         fleet.begin(0)
@@ -66,9 +76,8 @@ class Server:
         setup, strategy, fleet = self.setup, self.strategy, self.fleet
         chosen = participants(setup.participation, setup.clients, setup.seed, round)
         fleet.begin(round, chosen.step_share)
-        strategy.report, strategy.events = {}, []
         before = strategy.assignment
-        strategy.round(fleet.select(chosen.ids))
+        strategy.run_round(fleet.select(chosen.ids), round)
         metrics: dict[str, Any] = {
             "participants": len(chosen.ids),
             "missing": len(chosen.missing),
@@ -77,7 +86,7 @@ class Server:
             **strategy.report,
         }
         if strategy.assignment is not None:
-            metrics |= clustering_metrics(strategy.assignment, before, setup.groups, setup.clusters)
+            metrics |= clustering_metrics(strategy.assignment, before, setup.groups, strategy.K)
         table = None
         if round % setup.evaluation.every == 0 or round == setup.rounds:
             table = self._evaluate(metrics)
@@ -94,7 +103,7 @@ class Server:
 
     def models(self) -> dict[str, npt.NDArray[np.float32]]:
         """The models the server holds."""
-        return self.strategy.models()
+        return self.strategy.all_models()
 
     def _federated_objective(self) -> float | None:
         """sum_i (n_i / n) of the local objectives that were minimised, over the clients' own batches."""
@@ -107,7 +116,7 @@ class Server:
     def _evaluate(self, metrics: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         """Fill `metrics` and return the table of clients."""
         setup, fleet = self.setup, self.fleet.everyone
-        prediction = self.strategy.prediction(fleet)
+        prediction = self.strategy.predict(fleet)
         columns = fleet.evaluate(prediction, "test")
         table = {"client": columns.pop("client"), "train_samples": setup.sizes}
         if setup.groups is not None:
@@ -136,7 +145,7 @@ class Server:
         labels = np.zeros(len(fleet.ids), np.int64)
         clusters = 1
         if strategy.clustered:
-            labels, clusters = strategy.labels(fleet), self.setup.clusters  # type: ignore[attr-defined]
+            labels, clusters = strategy.labels(fleet), strategy.K  # type: ignore[attr-defined]
         gradients = fleet.gradients(strategy.gradient_point(fleet))
         weights = self.setup.sizes[fleet.ids] * gradients.arrived
         present = [k for k in range(clusters) if weights[labels == k].sum() > 0]
@@ -157,13 +166,14 @@ class Server:
         """Empty clusters and collapses, told when they happen and not every round after."""
         if self.strategy.assignment is None:
             return []
-        now = _sizes(self.strategy.assignment, self.setup.clusters)
-        then = None if before is None or (before == UNASSIGNED).all() else _sizes(before, self.setup.clusters)
+        clusters = self.strategy.K
+        now = _sizes(self.strategy.assignment, clusters)
+        then = None if before is None or (before == UNASSIGNED).all() else _sizes(before, clusters)
         events = []
         for k in np.flatnonzero(now == 0):
             if then is None or then[k] > 0:
                 events.append(f"Cluster {k} is empty: it keeps its model.")
-        if (now > 0).sum() == 1 < self.setup.clusters and (then is None or (then > 0).sum() > 1):
+        if (now > 0).sum() == 1 < clusters and (then is None or (then > 0).sum() > 1):
             events.append(f"All clients are in cluster {int(now.argmax())}.")
         return events
 

@@ -6,6 +6,7 @@ can be rebuilt from the last checkpoint, with fewer actors if the cluster has sh
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,11 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from actors.placement import actor_count, client_costs, layout
+from actors.placement import actor_count, capacity, client_costs, layout
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
 from actors.server import Server, ServerSetup
+from foundation.errors import ClientFailure, UserError
 from foundation.settings import FleetSettings
+
+PATIENCE = 10.0  # seconds after which a fleet of free size takes what is there
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,11 @@ def _constant(value: Any) -> Callable[[], Any]:
 
 
 class RaySession:
-    """A ServerActor and ClientActors in one placement group."""
+    """A ServerActor and ClientActors in one placement group.
+
+    `shrink` (after a loss, or to resume) takes what the cluster has now, fewer actors if need be, instead of
+    refusing. `wait` is for how many seconds a busy cluster is given to make room.
+    """
 
     def __init__(
         self,
@@ -138,44 +146,66 @@ class RaySession:
     ) -> None:
         import ray
 
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        count = actor_count(plan.fleet, len(plan.clients), nodes, shrink=shrink)
-        self.layout = layout(plan.costs(), count, plan.fleet.clients_per_actor)
         self._group: Any = None
+        self.layout: list[list[int]] = []
         self.clients: list[Any] = []
         self.server: Any = None
         try:
-            self._start(plan, checkpoint, data or (ray.put(plan.x), ray.put(plan.y)), wait)
+            self._reserve(plan, shrink, wait)
+            self._start(plan, checkpoint, data or (ray.put(plan.x), ray.put(plan.y)))
         except BaseException:
             self.close()
             raise
 
-    def _start(self, plan: Plan, checkpoint: Checkpoint | None, data: tuple[Any, Any], wait: float) -> None:
+    def _reserve(self, plan: Plan, shrink: bool, wait: float) -> None:
+        """Get a placement group for all actors, or the sentence that says why there is none."""
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        fleet, deadline = plan.fleet, time.monotonic() + wait
+        bundle = {"CPU": fleet.cpus, **({"GPU": fleet.gpus} if fleet.gpus else {})}
+        # Who did not say how many gets what is free, and need not wait for what others use.
+        flexible = shrink or (fleet.actors is None and fleet.clients_per_actor is None)
+        count = _count_when_possible(plan, shrink, deadline)
+        while True:
+            left = max(deadline - time.monotonic(), 1.0)
+            self._group = placement_group([bundle] * count, strategy="PACK", name=_unique(plan.title))
+            with _surfacing():
+                if self._group.wait(min(left, PATIENCE) if flexible else left):
+                    break
+            remove_placement_group(self._group)
+            self._group = None
+            free = capacity(_free_nodes(), fleet)
+            if time.monotonic() >= deadline:
+                raise UserError(
+                    f"Expected room for {count} client actor{'' if count == 1 else 's'} of {bundle} each, but "
+                    f"the cluster is busy and has had room for {free} after {wait:g} s: wait until others are "
+                    "done, or ask for less (fleet.actors, fleet.cpus, fleet.gpus)."
+                )
+            if flexible:
+                # One fewer at least: what is free may be scattered over devices and hold less than it seems.
+                count = max(1, min(count - 1, free))
+        self.layout = layout(plan.costs(), count, plan.fleet.clients_per_actor)
+
+    def _start(self, plan: Plan, checkpoint: Checkpoint | None, data: tuple[Any, Any]) -> None:
+        """Bring the actors to life, all at the same time: most of it is imports."""
         import ray
-        from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from actors.ray_actors import ClientActor, ServerActor
 
-        fleet = plan.fleet
-        bundle = {"CPU": fleet.cpus, **({"GPU": fleet.gpus} if fleet.gpus else {})}
-        self._group = placement_group([bundle] * len(self.layout), strategy="PACK", name=plan.title)
-        with _losses():
-            ready = self._group.wait(wait)
-        if not ready:
-            raise ActorsLost(
-                f"The cluster is busy: {len(self.layout)} client actors of {bundle} found no place within "
-                f"{wait:g} s."
-            )
+        fleet, started = plan.fleet, []
         for b, block in enumerate(self.layout):
-            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=b)
-            name = f"{plan.title}/clients-{b}"
-            options = {"num_cpus": fleet.cpus, "num_gpus": fleet.gpus, "scheduling_strategy": place}
-            samples = {c: plan.clients[c] for c in block}
-            actor = ClientActor.options(**options, **_label(name)).remote(plan.block, samples, *data)  # type: ignore[attr-defined]
+            actor = ClientActor.options(  # type: ignore[attr-defined]
+                num_cpus=fleet.cpus, num_gpus=fleet.gpus, **self._place(b, f"{plan.title}/clients-{b}")
+            ).remote()
             self.clients.append(actor)
-        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
-        with _losses():
+            samples = {c: plan.clients[c] for c in block}
+            started.append(actor.start.remote(plan.block, samples, *data))
+        # The server computes little and between the clients' calls: it needs no CPU of its own.
+        self.server = ServerActor.options(  # type: ignore[attr-defined]
+            num_cpus=0, **self._place(0, f"{plan.title}/server")
+        ).remote()
+        with _surfacing():
+            ray.get(started)
             if checkpoint:
                 ray.get(
                     [
@@ -185,24 +215,28 @@ class RaySession:
                         for actor, block in zip(self.clients, self.layout, strict=True)
                     ]
                 )
-            # The server computes little and between the clients' calls: it needs no CPU of its own.
-            self.server = ServerActor.options(  # type: ignore[attr-defined]
-                num_cpus=0, scheduling_strategy=place, **_label(f"{plan.title}/server")
-            ).remote(plan.server, self.clients, self.layout, checkpoint.server if checkpoint else None)
-            ray.get(self.server.about.remote())
+            state = checkpoint.server if checkpoint else None
+            ray.get(self.server.start.remote(plan.server, self.clients, self.layout, state))
+
+    def _place(self, bundle: int, name: str) -> dict[str, Any]:
+        """Where an actor goes, and the name it carries in the Ray dashboard."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        return {"scheduling_strategy": place, "name": _unique(name), "namespace": "archipelago"}
 
     def run_round(self, round: int) -> RoundReport:
         """One committed round."""
         import ray
 
-        with _losses():
+        with _surfacing():
             return ray.get(self.server.run_round.remote(round))
 
     def snapshot(self) -> dict[str, Callable[[], Any]]:
         """The server's state now, the clients' when they are asked for."""
         import ray
 
-        with _losses():
+        with _surfacing():
             server, states = ray.get(self.server.snapshot.remote())
         return {
             "server": lambda: server,
@@ -213,7 +247,7 @@ class RaySession:
         """The server's models."""
         import ray
 
-        with _losses():
+        with _surfacing():
             return ray.get(self.server.models.remote())
 
     def describe(self) -> str:
@@ -242,21 +276,46 @@ def _fetch(reference: Any) -> Callable[[], Any]:
     def fetch() -> Any:
         import ray
 
-        with _losses():
+        with _surfacing():
             return ray.get(reference)
 
     return fetch
 
 
-def _label(name: str) -> dict[str, Any]:
-    """The name an actor carries in the Ray dashboard, which must be unique in a cluster."""
+def _unique(name: str) -> str:
+    """Names of actors and placement groups must differ in a cluster, and equal experiments may run in one."""
     import uuid
 
-    return {"name": f"{name}-{uuid.uuid4().hex[:6]}", "namespace": "archipelago"}
+    return f"{name}-{uuid.uuid4().hex[:6]}"
 
 
-class _losses:
-    """Ray's many ways to say that a process or a node is gone, as one error."""
+def _count_when_possible(plan: Plan, shrink: bool, deadline: float) -> int:
+    """How many actors to start; after a loss a cluster may be empty for a while, until nodes come back."""
+    import ray
+
+    while True:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        try:
+            return actor_count(plan.fleet, len(plan.clients), nodes, shrink=shrink)
+        except UserError:
+            if not shrink or time.monotonic() >= deadline:
+                raise
+        time.sleep(1.0)
+
+
+def _free_nodes() -> list[dict[str, float]]:
+    """What nobody uses at this moment, node by node."""
+    from ray._private.state import available_resources_per_node  # Ray's public figure is the sum of all nodes
+
+    return list(available_resources_per_node().values())
+
+
+class _surfacing:
+    """Errors of actors as the driver should see them.
+
+    Ray's many ways to say that a process or a node is gone become one error, and what went wrong inside a
+    client or was wrong with the request is raised as it was raised there.
+    """
 
     def __enter__(self) -> None:
         return None
@@ -269,7 +328,18 @@ class _losses:
             exceptions.WorkerCrashedError,
             exceptions.ObjectLostError,
             exceptions.NodeDiedError,
-            exceptions.OwnerDiedError,
+            exceptions.ActorPlacementGroupRemoved,
         )
-        if isinstance(error, gone) or isinstance(getattr(error, "cause", None), gone):
-            raise ActorsLost(str(error).strip().splitlines()[0]) from error
+        cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
+        if cause is not error and isinstance(cause, ClientFailure | UserError):
+            raise cause from error
+        if isinstance(cause, gone) and not getattr(cause, "actor_init_failed", False):
+            raise ActorsLost(_in_short(cause)) from error
+
+
+def _in_short(error: BaseException) -> str:
+    """Who died and why, from Ray's several lines about it."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    said = {key: value for key, _, value in (line.partition(": ") for line in lines) if value}
+    who = said.get("name") or said.get("class_name")
+    return f"{who} (pid {said.get('pid', 'unknown')})" if who else lines[0]

@@ -30,7 +30,7 @@ from foundation.errors import UserError
 from foundation.registry import nearest
 from foundation.settings import ExperimentSettings
 
-NAMED = ("data", "partition", "model")  # `data=digits` is short for `data.name=digits`
+NAMED = ("data", "partition", "model", "aggregation")  # `data=digits` is short for `data.name=digits`
 
 # Two ways of saying one thing: both at once is a mistake, and an override replaces the file's choice.
 EITHER_OR = (("local.steps", "local.epochs"), ("fleet.actors", "fleet.clients_per_actor"))

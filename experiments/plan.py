@@ -31,6 +31,8 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         groups=federation.groups,
         has_validation=any(len(client.validation) for client in federation.clients),
         not_finite=config.not_finite,
+        lr=config.local.lr,
+        aggregation=config.aggregation,
     )
     block = BlockSetup(
         seed=config.seed,

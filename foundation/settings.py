@@ -8,7 +8,7 @@ checks every value against its `within` or `choices` and says what was expected,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 
 def setting(
@@ -70,7 +70,7 @@ class ModelSettings:
     """`model=NAME`: the network every client trains."""
 
     name: str = setting("auto", "network (see `list`); auto picks the paper's network for the data set")
-    target: Optional[str] = setting(None, "import path of your own LightningModule, as package.module.Class")
+    target: str | None = setting(None, "import path of your own LightningModule, as package.module.Class")
     hidden: list[int] = setting([64], "mlp: widths of the hidden layers", at_least=1)
 
 
@@ -79,13 +79,17 @@ class LocalSettings:
     """`local.steps=...`: what a client does in a round."""
 
     steps: int = setting(10, "mini-batch steps per round", at_least=1)
-    epochs: Optional[int] = setting(None, "passes over the client's data per round, instead of steps", at_least=1)
+    epochs: int | None = setting(
+        None, "passes over the client's data per round, instead of steps", at_least=1
+    )
     batch: int = setting(32, "mini-batch size", at_least=1)
     optimizer: str = setting("sgd", "optimizer", choices=("sgd", "adam"))
     lr: float = setting(0.05, "learning rate", above=0)
     momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
     weight_decay: float = setting(0.0, "weight decay", at_least=0)
-    keep_optimizer: bool = setting(True, "keep a client's optimizer state across rounds (False: start afresh)")
+    keep_optimizer: bool = setting(
+        True, "keep a client's optimizer state across rounds (False: start afresh)"
+    )
     executor: str = setting("auto", "how steps are run: auto is loop on CPU and vmap on GPU",
                             choices=("auto", "loop", "vmap", "trainer"))  # fmt: skip
     normalise: str = setting("batch", "normalise inputs batch by batch, or once per actor (faster, more memory)",
@@ -107,6 +111,20 @@ class ParticipationSettings:
 
 
 @dataclass
+class AggregationSettings:
+    """`aggregation=median aggregation.trim=...`: how the models of a cluster become one."""
+
+    name: str = setting(
+        "mean",
+        "mean, or a rule that survives odd clients; matched averages neurons after matching them",
+        choices=("mean", "trimmed_mean", "median", "median_of_means", "matched"),
+    )
+    trim: float = setting(0.2, "trimmed_mean: share cut from each side", at_least=0, below=0.5)
+    batches: int = setting(10, "median_of_means: number of bootstrap batches", at_least=1)
+    sweeps: int = setting(2, "matched: passes over the clients", at_least=1)
+
+
+@dataclass
 class EvaluationSettings:
     """`evaluation.every=5`: when and how models are measured."""
 
@@ -123,10 +141,10 @@ class FleetSettings:
     """`fleet.actors=4 fleet.gpus=0.25`: where clients live."""
 
     backend: str = setting("ray", "ray actors, or everything in this process", choices=("ray", "in_process"))
-    address: Optional[str] = setting(None, "Ray cluster to join (default: RAY_ADDRESS, else a local one)")
-    actors: Optional[int] = setting(None, "number of client actors (default: what the cluster serves best)",
+    address: str | None = setting(None, "Ray cluster to join (default: RAY_ADDRESS, else a local one)")
+    actors: int | None = setting(None, "number of client actors (default: what the cluster serves best)",
                                     at_least=1)  # fmt: skip
-    clients_per_actor: Optional[int] = setting(None, "clients hosted by one actor, instead of `fleet.actors`",
+    clients_per_actor: int | None = setting(None, "clients hosted by one actor, instead of `fleet.actors`",
                                                at_least=1)  # fmt: skip
     cpus: float = setting(1.0, "CPUs per client actor", above=0)
     gpus: float = setting(0.0, "GPUs per client actor; a fraction shares a device", at_least=0)
@@ -147,7 +165,14 @@ class ExperimentSettings:
     """One experiment."""
 
     method: str = setting("ifca", "base, or base+addon+addon (see `list`)")
+    ensemble: list[str] = setting(
+        [], "methods that predict together, e.g. [fedavg,ifca] or [fedavg*5], instead of one"
+    )
+    combine: str = setting("logit_sum", "how the members of an ensemble predict together",
+                           choices=("logit_sum", "logit_mean", "probability_mean", "vote"))  # fmt: skip
     clients: int = setting(20, "number of clients", at_least=1)
+    holdout_clients: float = setting(0.0, "share of the clients that never trains and is adopted afterwards",
+                                     at_least=0, below=1)  # fmt: skip
     clusters: int = setting(4, "number of cluster models K, for clustered methods", at_least=1)
     rounds: int = setting(20, "communication rounds", at_least=1)
     seed: int = setting(0, "seed of every random draw", at_least=0)
@@ -156,12 +181,13 @@ class ExperimentSettings:
     not_finite: str = setting("drop", "a client whose loss or model is not finite: drop it this round, or stop",
                               choices=("drop", "stop"))  # fmt: skip
     storage: str = setting("runs", "folder under which run directories are made")
-    name: Optional[str] = setting(None, "name of the run directory (default: method, data, seed and a stamp)")
+    name: str | None = setting(None, "name of the run directory (default: method, data, seed and a stamp)")
     data: DataSettings = field(default_factory=DataSettings)
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     local: LocalSettings = field(default_factory=LocalSettings)
     participation: ParticipationSettings = field(default_factory=ParticipationSettings)
+    aggregation: AggregationSettings = field(default_factory=AggregationSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)

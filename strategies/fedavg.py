@@ -20,5 +20,5 @@ class FedAvg(SingleModel):
     """Theta_g = sum_i psi_i theta_i."""
 
     def round(self, fleet: FleetView) -> None:
-        theta = fleet.train(start=self.model)  # (2.5)
-        self.model = theta.average(weights=self.client_weights(fleet), otherwise=self.model)  # (2.6)
+        theta = fleet.train(start=self.model, penalties=self.penalties(fleet))  # (2.5)
+        self.model = self.average(theta, fleet, otherwise=self.model)  # (2.6)

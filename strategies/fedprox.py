@@ -33,5 +33,6 @@ class FedProx(SingleModel):
     Options = FedProxOptions
 
     def round(self, fleet: FleetView) -> None:
-        theta = fleet.train(start=self.model, penalties=[Proximal(self.options.mu, self.model)])
-        self.model = theta.average(weights=self.client_weights(fleet), otherwise=self.model)
+        pull = Proximal(self.options.mu, self.model)
+        theta = fleet.train(start=self.model, penalties=[pull, *self.penalties(fleet)])
+        self.model = self.average(theta, fleet, otherwise=self.model)

@@ -5,7 +5,7 @@ The fleets themselves (in one process, or on Ray actors) are in `actors/`; a str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from strategies.parameters import Matrix, ModelSpec, Vector, Weights
 from strategies.penalties import Penalty
-from strategies.references import Indices, Models, Prediction, Reference
+from strategies.references import Indices, Models, Prediction, Reference, SampleWeights
 
 
 class Handle(Protocol):
@@ -49,6 +49,9 @@ class Handle(Protocol):
     def gather(self, columns: npt.ArrayLike | None = None) -> Matrix:
         """All models' columns in id order: for methods that cannot work with sums."""
 
+    def chunks(self, memory: float = 256e6) -> Iterator[tuple[Indices, Matrix]]:
+        """(columns, (n, columns) array) pieces of all models, none larger than `memory` bytes."""
+
     def distances(self, to: Reference) -> npt.NDArray[np.float64]:
         """Euclidean distance of each client's model to its reference."""
 
@@ -75,6 +78,9 @@ class FleetView(Protocol):
     def select(self, ids: npt.ArrayLike) -> FleetView:
         """The view of some clients."""
 
+    def named(self, prefix: str) -> FleetView:
+        """The same clients for another method, which shares no slot, private model or draw with this one."""
+
     def initial(self, count: int, purpose: str = "initial model") -> Models:
         """`count` independently initialised models."""
 
@@ -84,10 +90,15 @@ class FleetView(Protocol):
         *,
         on_top_of: Reference | Sequence[Reference] | None = None,
         penalties: Sequence[Penalty] = (),
+        sample_weights: SampleWeights | None = None,
+        scale: npt.NDArray[np.float64] | None = None,
         slot: str = "main",
         keep: str | None = None,
     ) -> Handle:
-        """Local training of every client of this view; `keep` stores the result as a private model."""
+        """Local training of every client of this view; `keep` stores the result as a private model.
+
+        The objective is mean(weight * loss(scale * (own + underlying outputs))) plus the penalties.
+        """
 
     def losses(
         self, models: Models, *, on_top_of: Reference | Sequence[Reference] | None = None

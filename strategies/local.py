@@ -31,7 +31,7 @@ class Local(Strategy):
         return Private("model", default=self.start)
 
     def round(self, fleet: FleetView) -> None:
-        fleet.train(start=self.own(), keep="model")
+        fleet.train(start=self.own(), penalties=self.penalties(fleet), keep="model")
 
     def prediction(self, fleet: FleetView) -> Prediction:
         return Prediction([self.own()])

@@ -12,7 +12,7 @@ import numpy as np
 from actors.fleet import InProcessFleet
 from actors.requests import BlockSetup, ClientSamples
 from foundation.settings import EvaluationSettings, LocalSettings, ModelSettings
-from strategies.base import Strategy, build
+from strategies.base import Context, Strategy, build
 
 
 def scalar_fleet(
@@ -54,6 +54,6 @@ def scalar_fleet(
 def strategy_of(method: str, fleet: InProcessFleet, clusters: int = 1, **context: Any) -> Strategy:
     """A strategy, set up."""
     options = context.pop("options", {})
-    made = build(method, options, clients=len(fleet.all_sizes), clusters=clusters, **context)
-    made.setup(fleet)
+    made = build(method, options, Context(clients=len(fleet.all_sizes), clusters=clusters, **context))
+    made.begin(fleet)
     return made

@@ -1,0 +1,29 @@
+"""Run directories, compared: what equal runs must have in common, file by file and bit by bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from experiments import open_run
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    """Fail unless two runs hold the same metrics (bytes), tables, assignments and models (bits)."""
+    assert (one / "metrics.csv").read_bytes() == (other / "metrics.csv").read_bytes()
+    left, right = open_run(one), open_run(other)
+    assert (left.status.state, left.status.rounds_done) == (right.status.state, right.status.rounds_done)
+    pd.testing.assert_frame_equal(left.clients, right.clients, check_exact=True)
+    pd.testing.assert_frame_equal(left.assignments, right.assignments, check_exact=True)
+    models, others = left.models, right.models
+    assert list(models) == list(others) and models.spec == others.spec
+    for name, values in models.items():
+        assert values.dtype == others[name].dtype
+        assert np.array_equal(values, others[name]), f"model '{name}' differs"
+
+
+def events(run: Path) -> list[str]:
+    """What the run told its user."""
+    return list(open_run(run).events["text"])
