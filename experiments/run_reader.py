@@ -143,7 +143,7 @@ class Run:
         measured = metrics.dropna(subset=shown[:1]) if shown else metrics[:0]
         if len(measured):
             last = measured.iloc[-1]
-            figures = ", ".join(f"{name} {last[name]:.4g}" for name in shown)
+            figures = ", ".join(f"{name} {last[name]:.4g}" for name in shown if last[name] == last[name])
             lines.append(f"  round {int(last['round'])}: {figures}")
         lines.append("  data frames: .metrics .clients .assignments .timings .events")
         lines.append("  also: .models .config .environment .partition .summary .status .path")

@@ -504,6 +504,7 @@ def test_a_run_describes_itself(undisturbed: Path) -> None:
     text = repr(experiments.open_run(undisturbed))
     assert text.splitlines()[0].endswith("(ifca on digits, seed 0): finished, 12 of 12 rounds")
     assert "round 12: micro_accuracy" in text
+    assert "nan" not in text  # the planted groups are unknown there
     assert ".metrics" in text
 
 
