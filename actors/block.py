@@ -31,7 +31,7 @@ from lightning_modules.base import build_module, follows_contract
 from lightning_modules.executors import PenaltyJob, TrainJob, TrainResult, make_executor, outputs_of
 from lightning_modules.flat import FlatModel
 from lightning_modules.samples import Samples
-from strategies.parameters import Vector, merged, partial_sums
+from strategies.parameters import Vector, merged, mixed, partial_sums
 
 State = dict[str, Any]
 
@@ -127,6 +127,8 @@ class ClientBlock:
             base = self._resolve(reference.default, client, arrays)
             other = self._resolve(reference.other, client, arrays)
             return base if other is None else merged(base, other, arrays[reference.array])
+        if kind == "mixture":
+            return mixed(arrays[reference.array], reference.per_client[client])
         return np.asarray(reference.per_client[client])
 
     def _resolve_all(
@@ -188,7 +190,8 @@ class ClientBlock:
         start = self._resolve(request.start, client, arrays)
         if start is None:
             raise ValueError("there is no model to start from")
-        kept = self._state(client).get(f"optimizer/{request.slot}") if local.keep_optimizer else None
+        remembers = local.keep_optimizer and not request.fresh
+        kept = self._state(client).get(f"optimizer/{request.slot}") if remembers else None
         return TrainJob(
             client=client,
             start=start,
@@ -237,7 +240,7 @@ class ClientBlock:
 
     def _keep(self, result: TrainResult, request: TrainRequest) -> None:
         changes: State = {}
-        if self.setup.local.keep_optimizer:
+        if self.setup.local.keep_optimizer and not request.fresh:
             changes[f"optimizer/{request.slot}"] = result.optimizer_state
         if request.keep is not None:
             changes[f"model/{request.keep}"] = result.model
@@ -280,8 +283,10 @@ class ClientBlock:
                     total += float(loss.detach())
                 gradient = self.model.flat_gradient()
                 self.model.zero_grad()
-                results[client] = gradient
-                outcome.append((total, float(np.max(np.abs(gradient), initial=0.0))))
+                magnitude = float(np.max(np.abs(gradient), initial=0.0))
+                outcome.append((total, magnitude))
+                if np.isfinite(total) and np.isfinite(magnitude):
+                    results[client] = gradient
         return outcome
 
     def evaluate(self, request: EvaluateRequest, *arrays: npt.NDArray[Any]) -> list[dict[str, float]]:
@@ -311,9 +316,10 @@ class ClientBlock:
         total: Tensor | None = None
         for m, vector in held:
             outputs = outputs_of(self.model, self.samples, vector, index)
-            if request.combine == "probability_mean":
+            # A regression has no probabilities: there, both are the mean of the outputs.
+            if request.combine == "probability_mean" and self.setup.classes is not None:
                 outputs = outputs.softmax(dim=-1)
-            elif request.combine == "vote":
+            elif request.combine == "vote" and self.setup.classes is not None:
                 outputs = torch.nn.functional.one_hot(outputs.argmax(dim=-1), outputs.shape[-1]).float()
             term = outputs if weights[m] == 1.0 else outputs * float(weights[m])
             total = term if total is None else total + term

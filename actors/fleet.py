@@ -32,6 +32,7 @@ from strategies.penalties import Penalty
 from strategies.references import (
     Indices,
     Merged,
+    Mixture,
     Models,
     PerClient,
     Prediction,
@@ -62,6 +63,7 @@ class Fleet(ABC):
         self.all_sizes = sizes
         self.not_finite = not_finite
         self.ids: Indices = np.arange(len(sizes), dtype=np.int64)
+        self._population = self.ids
         self._round = _Round()
         self.prefix = ""  # of slots, private models and initialisations, see `named`
         self._known: dict[str, ModelSpec] = {}  # shared by all views
@@ -104,8 +106,13 @@ class Fleet(ABC):
 
     @property
     def everyone(self) -> Fleet:
-        """The view of all clients."""
-        return self.select(np.arange(len(self.all_sizes)))
+        """The view of all clients that may train."""
+        return self.select(self._population)
+
+    def set_population(self, ids: npt.NDArray[np.int64]) -> None:
+        """Which clients may train; the others are held out, and no strategy sees them before evaluation."""
+        self._population = np.asarray(ids, np.int64)
+        self.ids = self._population
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -183,6 +190,7 @@ class Fleet(ABC):
         scale: npt.NDArray[np.float64] | None = None,
         slot: str = "main",
         keep: str | None = None,
+        fresh: bool = False,
     ) -> Trained:
         """Local training of every client of this view."""
         wire = _Wire(self)
@@ -208,6 +216,7 @@ class Fleet(ABC):
                     scale=None if scales is None else wire.part(scales, at),
                     slot=slot,
                     keep=None if keep is None else self.prefix + keep,
+                    fresh=fresh,
                     step_share={int(i): self._round.step_share[int(i)]
                                 for i in self.ids[at] if int(i) in self._round.step_share},
                 ),
@@ -217,7 +226,9 @@ class Fleet(ABC):
         outcome = self._call("train", arguments, wire.arrays)
         objective, magnitude = self._scatter(outcome, clients, 2).T
         self._round.objectives[slot] = (self.ids, objective)
-        self._drop_not_finite(objective, magnitude, slot)
+        # Whoever was dropped earlier in this round stays out of it, whatever came of this training.
+        objective[np.isin(self.ids, list(self._round.dropped))] = np.nan
+        self._drop_not_finite(objective, magnitude, f"local training ('{slot}')", "model")
         return Trained(self, handle, self.ids, objective, magnitude)
 
     def losses(
@@ -257,6 +268,7 @@ class Fleet(ABC):
         }
         found = self._call("gradients", arguments, wire.arrays)
         objective, magnitude = self._scatter(found, clients, 2).T
+        self._drop_not_finite(objective, magnitude, "the gradients", "gradient")
         return Trained(self, handle, self.ids, objective, magnitude)
 
     def evaluate(self, prediction: Prediction, split: str = "test") -> dict[str, npt.NDArray[Any]]:
@@ -331,21 +343,20 @@ class Fleet(ABC):
         return rows
 
     def _drop_not_finite(
-        self, objective: npt.NDArray[np.float64], magnitude: npt.NDArray[np.float64], slot: str
+        self, objective: npt.NDArray[np.float64], magnitude: npt.NDArray[np.float64], stage: str, result: str
     ) -> None:
         bad = self.ids[~(np.isfinite(objective) & np.isfinite(magnitude))]
+        bad = bad[~np.isin(bad, list(self._round.dropped))]
         if not len(bad):
             return
-        what = "its loss or its model was not finite"
+        what = f"its loss or its {result} was not finite"
         if self.not_finite == "stop":
             advice = "lower local.lr, or continue without such clients with not_finite=drop"
-            raise ClientFailure(
-                int(bad[0]), self._round.number, f"local training ('{slot}')", f"{what} ({advice})"
-            )
+            raise ClientFailure(int(bad[0]), self._round.number, stage, f"{what} ({advice})")
         self._round.dropped.update(int(client) for client in bad)
         self._round.events.append(
             f"Round {self._round.number}: dropped client{'s' if len(bad) > 1 else ''} "
-            f"{', '.join(str(client) for client in bad)} from '{slot}' training: {what}."
+            f"{', '.join(str(client) for client in bad)} from {stage}: {what}."
         )
 
 
@@ -490,6 +501,11 @@ class _Wire:
             base, other = self.encode(reference.base), self.encode(reference.other)
             columns = self._array(np.asarray(reference.columns))
             return Encoded("merged", columns, default=base, other=other)
+        if isinstance(reference, Mixture):
+            self._check(reference.weights, "weights")
+            return Encoded(
+                "mixture", self._array(reference.models.values), self._by_client(reference.weights)
+            )
         if isinstance(reference, Models):
             return Encoded("models", self._array(reference.values))
         if isinstance(reference, Trained):
@@ -563,7 +579,7 @@ def _as_list(reference: Reference | Sequence[Reference] | None) -> list[Referenc
 
 
 def _is_reference(value: Any) -> bool:
-    return isinstance(value, Rows | Merged | PerClient | Private | Models | Trained | np.ndarray)
+    return isinstance(value, Rows | Merged | Mixture | PerClient | Private | Models | Trained | np.ndarray)
 
 
 def _frozen(array: Matrix) -> Matrix:

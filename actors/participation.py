@@ -20,10 +20,18 @@ class Participants:
     missing: npt.NDArray[np.int64]  # who was selected and never answered
 
 
-def participants(settings: ParticipationSettings, clients: int, seed: int, round: int) -> Participants:
-    """The clients of round `round`; at least one delivers."""
-    everyone = np.arange(clients)
-    count = max(1, int(np.floor(settings.fraction * clients + 0.5)))
+def held_out(clients: int, share: float, seed: int) -> npt.NDArray[np.int64]:
+    """Clients that never train: the test of what a method gives to newcomers. At least one always trains."""
+    count = min(int(np.floor(share * clients + 0.5)), clients - 1)
+    return np.sort(generator(seed, "held-out clients").permutation(clients)[:count]).astype(np.int64)
+
+
+def participants(
+    settings: ParticipationSettings, population: npt.NDArray[np.int64], seed: int, round: int
+) -> Participants:
+    """The clients of round `round` out of those that may train; at least one delivers."""
+    everyone = population
+    count = max(1, int(np.floor(settings.fraction * len(everyone) + 0.5)))
     selected = generator(seed, "participation", round=round).permutation(everyone)[:count]
     lost = min(int(np.floor(settings.dropouts * count + 0.5)), count - 1)
     missing, present = selected[:lost], np.sort(selected[lost:])

@@ -22,7 +22,8 @@ class Encoded:
     """A reference on the wire.
 
     kind: "vector" (array), "rows" (array, row per client), "private" (name, default), "result" (handle),
-    "models" (array, whole), "merged" (default with the columns `array` of other), "value" (one per client).
+    "models" (array, whole), "merged" (default with the columns `array` of other), "mixture" (array, weights
+    per client), "value" (one per client).
     """
 
     kind: str
@@ -61,6 +62,7 @@ class TrainRequest:
     scale: Encoded | None
     slot: str
     keep: str | None
+    fresh: bool  # start with a new optimizer and forget it afterwards
     # Share of the steps that a straggler manages; clients not listed do them all.
     step_share: dict[int, float]
 

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from actors.fleet import Fleet
 from actors.metrics import clustering_metrics, summarise
-from actors.participation import participants
+from actors.participation import held_out, participants
 from actors.reports import RoundReport
 from foundation.settings import AggregationSettings, EvaluationSettings, ParticipationSettings
-from strategies import Context, build
+from strategies import Context, Strategy, build, build_ensemble
 from strategies.base import UNASSIGNED
 
 
@@ -26,8 +26,11 @@ class ServerSetup:
     """Everything a server needs to know besides its fleet."""
 
     method: str
+    ensemble: list[str]
+    combine: str
     options: dict[str, Any]
     clients: int
+    holdout_clients: float
     clusters: int
     rounds: int
     seed: int
@@ -63,7 +66,15 @@ class Server:
 
     def __init__(self, setup: ServerSetup, fleet: Fleet, state: dict[str, Any] | None = None) -> None:
         self.setup, self.fleet = setup, fleet
-        self.strategy = build(setup.method, setup.options, setup.context())
+        self.strategy: Strategy
+        if setup.ensemble:
+            self.strategy = build_ensemble(setup.ensemble, setup.combine, setup.options, setup.context())
+        else:
+            self.strategy = build(setup.method, setup.options, setup.context())
+        held = held_out(setup.clients, setup.holdout_clients, setup.seed)
+        self.population = np.setdiff1d(np.arange(setup.clients), held)  # who may ever train
+        self.held_out = held
+        fleet.set_population(self.population)
         fleet.begin(0)
         self.strategy.begin(fleet)
         if state is not None:
@@ -74,7 +85,7 @@ class Server:
         """One communication round, committed before this returns."""
         started = time.perf_counter()
         setup, strategy, fleet = self.setup, self.strategy, self.fleet
-        chosen = participants(setup.participation, setup.clients, setup.seed, round)
+        chosen = participants(setup.participation, self.population, setup.seed, round)
         fleet.begin(round, chosen.step_share)
         before = strategy.assignment
         strategy.run_round(fleet.select(chosen.ids), round)
@@ -115,7 +126,7 @@ class Server:
 
     def _evaluate(self, metrics: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         """Fill `metrics` and return the table of clients."""
-        setup, fleet = self.setup, self.fleet.everyone
+        setup, fleet = self.setup, self.fleet.select(np.arange(self.setup.clients))
         prediction = self.strategy.predict(fleet)
         columns = fleet.evaluate(prediction, "test")
         table = {"client": columns.pop("client"), "train_samples": setup.sizes}
@@ -123,21 +134,31 @@ class Server:
             table["group"] = setup.groups
         if self.strategy.assignment is not None:
             table["cluster"] = self.strategy.assignment
+        if len(self.held_out):
+            table["held_out"] = np.isin(table["client"], self.held_out)
         table |= columns
-        metrics |= summarise(columns, self._weights(columns))
+        metrics |= self._summary(columns)
         splits = ["validation"] if setup.has_validation else []
         for split in splits + (["train"] if setup.evaluation.train else []):
             columns = fleet.evaluate(prediction, split)
             columns.pop("client")
-            found = summarise(columns, self._weights(columns))
-            metrics |= {f"{split}_{name}": value for name, value in found.items()}
+            metrics |= {f"{split}_{name}": value for name, value in self._summary(columns).items()}
             table |= {f"{split}_{name}": column for name, column in columns.items()}
         if setup.evaluation.clusterability:
             metrics |= self._clusterability(fleet)
         return table
 
-    def _weights(self, columns: dict[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        return self.setup.sizes if self.setup.evaluation.weights == "train" else columns["samples"]
+    def _summary(self, columns: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
+        """Figures over the clients that train, and over those held out (`holdout_...`)."""
+        weights = self.setup.sizes if self.setup.evaluation.weights == "train" else columns["samples"]
+
+        def over(ids: npt.NDArray[np.int64]) -> dict[str, Any]:
+            return summarise({name: column[ids] for name, column in columns.items()}, weights[ids])
+
+        figures = over(self.population)
+        if len(self.held_out):
+            figures |= {f"holdout_{name}": value for name, value in over(self.held_out).items()}
+        return figures
 
     def _clusterability(self, fleet: Fleet) -> dict[str, Any]:
         """The thesis's B (3.18): the largest ||mean gradient of the cluster - own|| / ||mean gradient||."""
@@ -164,7 +185,7 @@ class Server:
 
     def _cluster_events(self, metrics: dict[str, Any], before: npt.NDArray[np.int64] | None) -> list[str]:
         """Empty clusters and collapses, told when they happen and not every round after."""
-        if self.strategy.assignment is None:
+        if self.strategy.assignment is None or (self.strategy.assignment == UNASSIGNED).all():
             return []
         clusters = self.strategy.K
         now = _sizes(self.strategy.assignment, clusters)
@@ -172,7 +193,7 @@ class Server:
         events = []
         for k in np.flatnonzero(now == 0):
             if then is None or then[k] > 0:
-                events.append(f"Cluster {k} is empty: it keeps its model.")
+                events.append(f"Cluster {k} is empty: {self.strategy.when_empty}.")
         if (now > 0).sum() == 1 < clusters and (then is None or (then > 0).sum() > 1):
             events.append(f"All clients are in cluster {int(now.argmax())}.")
         return events

@@ -377,30 +377,32 @@ def _without_foreign_options(
     file: dict[str, Given], overrides: dict[str, Given], default: str
 ) -> dict[str, Given]:
     """Refuse options of a method that is not run; a file's options go when an override changed its method."""
-    own = file.get("method", Given("method", default))
-    method = overrides.get("method", own)
+    own = file.get("ensemble") or file.get("method", Given("method", default))
+    method = overrides.get("ensemble") or overrides.get("method", own)
     if method.deferred:
         return file
-    parts = _parts(str(method.value))
+    parts = _parts(method.value)
     kept = dict(file)
     for key, given in {**file, **overrides}.items():
         section = key.split(".")[0]
         if section in _core_sections() or section in parts:
             continue
-        if key in overrides or own is method or section not in _parts(str(own.value)):
+        if key in overrides or own is method or section not in _parts(own.value):
             raise UserError(
-                f"Expected options of the method '{method.value}' only, got {key}={given.shown}: "
+                f"Expected options of the {method.key} {quote(method.value)} only, got {key}={given.shown}: "
                 f"leave it out, or write method={section}."
             )
         del kept[key]
     return kept
 
 
-def _parts(method: str) -> set[str]:
-    from strategies import parse_method
+def _parts(methods: Any) -> set[str]:
+    """Names of the bases and add-ons of a method, or of the members of an ensemble."""
+    from strategies import expand, parse_method
 
-    base, addons = parse_method(method)
-    return {base, *addons}
+    members = expand([str(each) for each in methods]) if isinstance(methods, list) else [str(methods)]
+    parsed = [parse_method(member) for member in members]
+    return {name for base, addons in parsed for name in (base, *addons)}
 
 
 # From what was given to a config --------------------------------------------------------------------------
@@ -608,11 +610,11 @@ def _check_storage(storage: str) -> None:
 
 
 def _check_method(config: ExperimentSettings) -> None:
-    from strategies import ADDONS, METHODS, parse_method
+    from strategies import METHODS, expand, parse_method
 
-    base, addons = parse_method(config.method)
-    parts = [METHODS.find(base), *(ADDONS.find(addon) for addon in addons)]
-    if any(getattr(part, "clustered", False) for part in parts) and config.clusters > config.clients:
+    members = expand(config.ensemble) or [config.method]
+    bases = [METHODS.find(parse_method(member, config.clusters)[0]) for member in members]
+    if any(base.clustered for base in bases) and config.clusters > config.clients:
         raise UserError(
             f"Expected clusters <= clients, got clusters={config.clusters} and clients={config.clients}: "
             f"give more clients or fewer clusters."

@@ -19,8 +19,11 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
     """What the actors need to know of an experiment."""
     server = ServerSetup(
         method=config.method,
+        ensemble=list(config.ensemble),
+        combine=config.combine,
         options=options(config),
         clients=config.clients,
+        holdout_clients=config.holdout_clients,
         clusters=config.clusters,
         rounds=config.rounds,
         seed=config.seed,
@@ -49,12 +52,17 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         ClientSamples(np.asarray(c.train), np.asarray(c.validation), np.asarray(c.test))
         for c in federation.clients
     ]
-    title = f"{config.method}-{config.data.name}-seed{config.seed}"
+    title = f"{method_name(config)}-{config.data.name}-seed{config.seed}"
     return Plan(server, block, config.fleet, clients, federation.x, federation.y, title)
+
+
+def method_name(config: ExperimentSettings) -> str:
+    """The method, or the members of an ensemble, as a name that a folder can have."""
+    return "-and-".join(config.ensemble).replace("*", "x") if config.ensemble else config.method
 
 
 def run_path(config: ExperimentSettings) -> Path:
     """Where a new run goes: `storage/name`, with a name made up from the config if none was given."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = config.name or f"{config.method}-{config.data.name}-seed{config.seed}-{stamp}"
+    name = config.name or f"{method_name(config)}-{config.data.name}-seed{config.seed}-{stamp}"
     return Path(config.storage).expanduser() / name

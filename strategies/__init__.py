@@ -1,6 +1,28 @@
 """The algorithms: one paper, one file. Imports neither Ray nor Lightning."""
 
-from strategies import fedavg, fedprox, ifca, local  # noqa: F401  (importing a method registers it)
+from strategies import (  # noqa: F401  (importing a method registers it)
+    cam,
+    cks,
+    con,
+    ditto,
+    fedavg,
+    feddane,
+    feddist,
+    fedem,
+    fedper,
+    fedprox,
+    fedsgd,
+    fedsoft,
+    femam,
+    fesem,
+    finetune,
+    ifca,
+    local,
+    prox,
+    reference_clusters,
+    wecfl,
+)
 from strategies.base import ADDONS, METHODS, Context, Strategy, build, parse_method
+from strategies.ensemble import build_ensemble, expand
 
-__all__ = ["ADDONS", "METHODS", "Context", "Strategy", "build", "parse_method"]
+__all__ = ["ADDONS", "METHODS", "Context", "Strategy", "build", "build_ensemble", "expand", "parse_method"]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from foundation.errors import UserError
 from foundation.registry import Registry
 from foundation.settings import AggregationSettings
-from strategies.aggregation import aggregate
+from strategies.aggregation import aggregate, check_rule
 from strategies.interface import FleetView, Handle
 from strategies.parameters import Vector
 from strategies.penalties import Penalty
@@ -135,6 +135,7 @@ class Strategy(WithState):
     Options: ClassVar[type] = NoOptions
     clustered: ClassVar[bool] = False  # uses K cluster models
     private: ClassVar[bool] = False  # clients keep models of their own
+    when_empty: ClassVar[str] = "it keeps its model"  # what becomes of a cluster that no client is in
 
     def __init__(self, options: Any, context: Context, addons: Sequence[Addon] = ()) -> None:
         self.options = options if options is not None else self.Options()
@@ -169,6 +170,7 @@ class Strategy(WithState):
 
     def begin(self, fleet: FleetView) -> None:
         """Before the first round."""
+        check_rule(self.rule, fleet.spec)
         self.setup(fleet)
         for addon in self.addons:
             addon.setup(self, fleet)
@@ -204,6 +206,20 @@ class Strategy(WithState):
 
     # --- what methods share -----------------------------------------------------------------------------
 
+    @property
+    def rule(self) -> AggregationSettings:
+        """How models become one; a method with a rule of its own overrides this."""
+        return self.context.aggregation
+
+    def aggregated(
+        self, theta: Handle, fleet: FleetView, c: Indices, clusters: int, otherwise: Models
+    ) -> Models:
+        """One model for each cluster `c`, by the rule of this experiment; an empty one keeps `otherwise`."""
+        n, seed = self.client_weights(fleet), self.context.seed
+        return aggregate(
+            theta, c, clusters, n, otherwise, self.rule, fleet.spec, seed=seed, round=self.number
+        )
+
     def client_weights(self, fleet: FleetView) -> npt.NDArray[np.float64]:
         """n_i, or 1 for every client under `weights=uniform`."""
         uniform = self.context.weights == "uniform"
@@ -217,9 +233,7 @@ class Strategy(WithState):
         """The aggregate of all clients' models: the mean, or what `aggregation` names."""
         labels = np.zeros(len(theta.ids), np.int64)
         keep = Models(np.asarray(otherwise)[None])
-        return aggregate(
-            theta, labels, 1, self.client_weights(fleet), keep, self.context.aggregation, fleet.spec
-        )[0]
+        return self.aggregated(theta, fleet, labels, 1, keep)[0]
 
     def save_state(self) -> dict[str, Any]:
         """The method's own state and its add-ons'."""
@@ -237,7 +251,7 @@ class Strategy(WithState):
 class SingleModel(Strategy):
     """A method whose server holds one model that every client predicts with."""
 
-    state = ("model",)
+    state: ClassVar[tuple[str, ...]] = ("model",)
     model: Vector
 
     def setup(self, fleet: FleetView) -> None:
@@ -260,8 +274,9 @@ class ClusteredModels(Strategy):
 
     clustered = True
     by_loss: ClassVar[bool] = True  # assigns by loss (before training), else by parameters (after it)
-    state = ("clusters",)
+    state: ClassVar[tuple[str, ...]] = ("clusters",)
     clusters: Models
+    underlay: Reference | None = None  # what cluster models are added on top of (CAM's shared model)
 
     def setup(self, fleet: FleetView) -> None:
         self.clusters = fleet.initial(self.K)
@@ -273,13 +288,14 @@ class ClusteredModels(Strategy):
         c = self.settle(fleet, theta, c)
         self.update(fleet, theta, c)
 
-    def expect(self, fleet: FleetView, on_top_of: Reference | None = None) -> Indices:
+    def expect(self, fleet: FleetView) -> Indices:
         """The cluster each client starts from in this round."""
         return self.labels(fleet)
 
     def train(self, fleet: FleetView, c: Indices, on_top_of: Reference | None = None) -> Handle:
         """Local training from the cluster models, with the add-ons' penalties."""
-        return fleet.train(start=self.clusters[c], on_top_of=on_top_of, penalties=self.penalties(fleet, c))
+        under = self.underlay if on_top_of is None else on_top_of
+        return fleet.train(start=self.clusters[c], on_top_of=under, penalties=self.penalties(fleet, c))
 
     def settle(self, fleet: FleetView, theta: Handle, c: Indices) -> Indices:
         """The cluster each client's model is averaged into."""
@@ -287,9 +303,7 @@ class ClusteredModels(Strategy):
 
     def update(self, fleet: FleetView, theta: Handle, c: Indices) -> None:
         """Average inside each cluster; an empty one keeps its model."""
-        n = self.client_weights(fleet)
-        rule = self.context.aggregation
-        self.clusters = aggregate(theta, c, self.K, n, self.clusters, rule, fleet.spec)
+        self.clusters = self.aggregated(theta, fleet, c, self.K, self.clusters)
         self.assign(fleet, c)
 
     def assign(self, fleet: FleetView, c: Indices) -> None:
@@ -306,7 +320,7 @@ class ClusteredModels(Strategy):
 
     def adopt(self, fleet: FleetView) -> Indices:
         """The cluster of clients the method has not seen yet: the one of least loss."""
-        return lowest(fleet.losses(self.clusters))
+        return lowest(fleet.losses(self.clusters, on_top_of=self.underlay))
 
     def labels(self, fleet: FleetView) -> Indices:
         """The cluster of each client of `fleet`; clients never seen are adopted for now, not for good."""

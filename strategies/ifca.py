@@ -22,7 +22,7 @@ from foundation.randomness import generator
 from foundation.settings import setting
 from strategies.base import METHODS, ClusteredModels, lowest
 from strategies.interface import FleetView, Handle
-from strategies.references import Indices, Models, Reference
+from strategies.references import Indices, Models
 
 REDRAWS = 100
 
@@ -58,10 +58,10 @@ class IFCA(ClusteredModels):
         if self.options.share_backbone:
             self.clusters = _with_common(self.clusters, self.clusters[0], fleet.spec.columns("backbone"))
 
-    def expect(self, fleet: FleetView, on_top_of: Reference | None = None) -> Indices:
+    def expect(self, fleet: FleetView) -> Indices:
         if self.frozen:
             return self.labels(fleet)
-        losses = fleet.losses(self.clusters, on_top_of=on_top_of)
+        losses = fleet.losses(self.clusters, on_top_of=self.underlay)
         c = lowest(losses)  # (3.1a)
         chosen = losses[np.arange(len(c)), c]
         self.report["clustering_objective"] = float(np.average(chosen, weights=fleet.sizes))

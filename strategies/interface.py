@@ -69,7 +69,7 @@ class FleetView(Protocol):
 
     @property
     def everyone(self) -> FleetView:
-        """The view of all clients of the federation."""
+        """The view of all clients of the federation that may train."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -94,8 +94,11 @@ class FleetView(Protocol):
         scale: npt.NDArray[np.float64] | None = None,
         slot: str = "main",
         keep: str | None = None,
+        fresh: bool = False,
     ) -> Handle:
-        """Local training of every client of this view; `keep` stores the result as a private model.
+        """Local training of every client of this view.
+
+        `keep` stores the result as a private model; `fresh` uses a new optimizer and forgets it.
 
         The objective is mean(weight * loss(scale * (own + underlying outputs))) plus the penalties.
         """

@@ -10,7 +10,7 @@ from tests.support.experiments import outcome, run, session_of
 
 def test_the_stream_depends_on_seed_and_round_alone():
     half = ParticipationSettings(fraction=0.5)
-    streams = [[participants(half, 20, seed, r).ids.tolist() for r in range(1, 30)] for seed in (0, 0, 1)]
+    streams = [[participants(half, np.arange(20), seed, r).ids.tolist() for r in range(1, 30)] for seed in (0, 0, 1)]
     assert streams[0] == streams[1] != streams[2]
     assert all(len(ids) == 10 and ids == sorted(set(ids)) for ids in streams[0])
     assert len({tuple(ids) for ids in streams[0]}) > 25
@@ -28,15 +28,15 @@ def test_every_method_sees_the_same_clients():
 
 
 def test_dropouts_never_deliver_and_one_client_always_does():
-    chosen = participants(ParticipationSettings(dropouts=0.3), 10, 0, 1)
+    chosen = participants(ParticipationSettings(dropouts=0.3), np.arange(10), 0, 1)
     assert len(chosen.ids) == 7 and len(chosen.missing) == 3
     assert not set(chosen.ids.tolist()) & set(chosen.missing.tolist())
-    assert len(participants(ParticipationSettings(dropouts=0.99), 2, 0, 1).ids) == 1
-    assert len(participants(ParticipationSettings(fraction=0.01), 5, 0, 1).ids) == 1
+    assert len(participants(ParticipationSettings(dropouts=0.99), np.arange(2), 0, 1).ids) == 1
+    assert len(participants(ParticipationSettings(fraction=0.01), np.arange(5), 0, 1).ids) == 1
 
 
 def test_stragglers_do_fewer_steps():
-    chosen = participants(ParticipationSettings(stragglers=0.5), 10, 0, 1)
+    chosen = participants(ParticipationSettings(stragglers=0.5), np.arange(10), 0, 1)
     assert len(chosen.step_share) == 5 and all(0 <= share < 1 for share in chosen.step_share.values())
     session = session_of(
         "method=fedavg", "participation.stragglers=0.5", "local.steps=50", "local.momentum=0"

@@ -194,7 +194,7 @@ def test_values_may_refer_to_settings_and_to_the_environment(
         ("lr=0.1", "local.lr"), ("local.learning_rate=0.1", "local.lr"), ("learning_rate=0.1", "local.lr"),
         ("local.btach=3", "local.batch"), ("batch_size=8", "local.batch"), ("epochs=2", "local.epochs"),
         ("alpha=1", "partition.alpha"), ("round=3", "rounds"), ("num_clients=3", "clients"),
-        ("mu=1", "fedprox.mu"), ("gpus=1", "fleet.gpus"), ("data.rotation=4", "data.rotations"),
+        ("balance=1", "ifca.balance"), ("gpus=1", "fleet.gpus"), ("data.rotation=4", "data.rotations"),
         ("K=3", "clusters"), ("n_clusters=4", "clusters"), ("momentum=0", "local.momentum"),
         ("Rounds=3", "rounds"),
     ],

@@ -1,0 +1,138 @@
+"""Clustering of client models: K-means that repeats itself, and cluster ids that mean the same from round to round.
+
+Everything is float64, single-threaded and seeded, so that the same features give the same labels anywhere.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linear_sum_assignment
+from threadpoolctl import threadpool_limits
+
+from foundation.randomness import generator
+from strategies.base import UNASSIGNED, ClusteredModels
+from strategies.interface import FleetView, Handle
+from strategies.references import Indices, Models
+
+Features = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Labels, centres in feature space, and the weighted mean of squared distances to the own centre."""
+
+    labels: Indices
+    centres: npt.NDArray[np.float64]
+    objective: float
+    distinct: int  # how many clusters the points could fill
+
+
+def kmeans(
+    features: Features,
+    clusters: int,
+    *,
+    seed: int,
+    weights: npt.NDArray[np.float64] | None = None,
+    starts: int = 10,
+    centres: npt.NDArray[np.float64] | None = None,
+) -> Clustering:
+    """Weighted K-means: the best of `starts` k-means++ starts, or one run from the given `centres`.
+
+    Fewer distinct points than clusters leave the last clusters empty.
+
+    >>> found = kmeans(np.array([[0.0], [0.1], [5.0]]), 2, seed=0)
+    >>> bool(found.labels[0] == found.labels[1] != found.labels[2])
+    True
+    """
+    from sklearn.cluster import KMeans  # imported late: scikit-learn is slow to load, most methods need none
+
+    points = np.ascontiguousarray(features, np.float64)
+    distinct = min(clusters, len(np.unique(points, axis=0)))
+    start: Any = "k-means++" if centres is None or distinct < clusters else centres
+    with threadpool_limits(limits=1), warnings.catch_warnings():
+        # scikit-learn warns where warm centres end up empty; the labels say so anyway.
+        warnings.simplefilter("ignore")
+        model = KMeans(
+            distinct, init=start, n_init=starts if isinstance(start, str) else 1, random_state=seed % 2**32
+        ).fit(points, sample_weight=weights)
+    found = np.zeros((clusters, points.shape[1]))
+    found[:distinct] = model.cluster_centers_
+    total = float(np.sum(weights)) if weights is not None else float(len(points))
+    return Clustering(model.labels_.astype(np.int64), found, float(model.inertia_) / total, distinct)
+
+
+def match_labels(previous: Indices, labels: Indices, clusters: int) -> Indices:
+    """The renaming `new id = result[old id]` that keeps as many clients as possible in the id they had.
+
+    `previous` may be UNASSIGNED. Hungarian method on the members that two clusterings share.
+
+    >>> match_labels(np.array([0, 0, 1, 1]), np.array([1, 1, 0, 0]), 2).tolist()
+    [1, 0]
+    """
+    shared = np.zeros((clusters, clusters))
+    known = (previous != UNASSIGNED) & (previous < clusters)
+    np.add.at(shared, (labels[known], previous[known]), 1)
+    # A tiny preference for keeping one's number settles ties the same way everywhere.
+    rows, columns = linear_sum_assignment(-(shared + 1e-6 * np.eye(clusters)))
+    renamed = np.empty(clusters, np.int64)
+    renamed[rows] = columns
+    return renamed
+
+
+class ByParameters(ClusteredModels):
+    """The part that FeSEM and WeCFL share: train first, then K-means on what came out.
+
+    Options of such a method: `features` (part of the model that is clustered), `starts`, `warm`.
+    """
+
+    by_loss = False
+    state = ("clusters", "centres")
+    centres: npt.NDArray[np.float64] | None = None
+
+    def setup(self, fleet: FleetView) -> None:
+        super().setup(fleet)
+        # All clusters start from one model: what a client learns, not where it started, decides its cluster.
+        self.clusters = Models(np.repeat(fleet.initial(1).values, self.K, axis=0))
+
+    def point_weights(self, fleet: FleetView) -> npt.NDArray[np.float64] | None:
+        """How much each client counts in K-means; None means equally."""
+        return None
+
+    def expect(self, fleet: FleetView) -> Indices:
+        assert self.assignment is not None
+        if (self.assignment == UNASSIGNED).all():  # all cluster models are still one and the same
+            return np.zeros(len(fleet.ids), np.int64)
+        return self.labels(fleet)
+
+    def settle(self, fleet: FleetView, theta: Handle, c: Indices) -> Indices:
+        if self.frozen:
+            return c
+        assert self.assignment is not None
+        arrived = np.flatnonzero(theta.arrived)
+        if not len(arrived):
+            return c
+        weights = self.point_weights(fleet)
+        found = kmeans(
+            theta.features(self.options.features)[arrived],
+            self.K,
+            seed=int(generator(self.context.seed, "k-means", round=self.number).integers(2**31)),
+            weights=None if weights is None else weights[arrived],
+            starts=self.options.starts,
+            centres=self.centres if self.options.warm else None,
+        )
+        if found.distinct < self.K:
+            self.events.append(
+                f"Only {found.distinct} distinct models for {self.K} clusters: the rest stays empty."
+            )
+        renamed = match_labels(self.assignment[theta.ids[arrived]], found.labels, self.K)
+        self.centres = np.zeros_like(found.centres)
+        self.centres[renamed] = found.centres
+        self.report["clustering_objective"] = found.objective
+        labels = c.copy()
+        labels[arrived] = renamed[found.labels]
+        return labels

@@ -1,0 +1,52 @@
+"""finetune: what every client could still gain by training on its own before it predicts.
+
+Thesis section 7.4.4: after training, one extra local training without aggregation, then the test. The base never
+sees the fine-tuned models.
+
+Readings. So that the final figure (the mean of the last evaluations) is about fine-tuned models, each of the last
+`evaluation.last` evaluations fine-tunes the models of its own round; earlier evaluations show the base as it
+is. The optimizer starts afresh. Where predictions add several models (CAM), each is fine-tuned in turn on top
+of the others, cluster part first, and the test is on the sum ("the same inference method as before"; the
+released code forgets to add the global one).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from strategies.base import ADDONS, Addon, Strategy
+from strategies.interface import FleetView
+from strategies.references import Prediction, Reference
+
+
+@ADDONS.register("finetune", "an extra local training before the last evaluations (thesis 7.4.4)")
+class Finetune(Addon):
+    """Local training on top of what the base predicts with."""
+
+    @classmethod
+    def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
+        if base.__name__ in ("Local", "FeMAM", "FedSoft"):
+            return "its clients predict with models that were trained on their own data already."
+        if addons[-1] != "finetune":
+            return "fine-tuning comes last; write it at the end of the method."
+        return None
+
+    def due(self, base: Any) -> bool:
+        """Whether this round's evaluation is one of those that make the final figure."""
+        context = self.context
+        evaluated = {r for r in range(1, context.rounds + 1) if r % context.evaluate_every == 0} | {
+            context.rounds
+        }
+        return base.number in sorted(evaluated)[-context.evaluate_last :]
+
+    def prediction(self, base: Any, fleet: FleetView, prediction: Prediction) -> Prediction:
+        if not self.due(base):
+            return prediction
+        models: list[Reference] = list(prediction.models)
+        for m in range(len(models)):
+            others = [*models[:m], *models[m + 1 :]] if prediction.combine == "logit_sum" else []
+            slot = f"finetune {m}"
+            models[m] = fleet.train(start=models[m], on_top_of=others, slot=slot, keep=slot, fresh=True)
+        return dataclasses.replace(prediction, models=models)

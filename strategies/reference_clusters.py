@@ -1,0 +1,57 @@
+"""Oracle and random clusters: the upper and the lower reference of a clustered method.
+
+`oracle` is FedAvg inside the planted groups of the data; `random` is FedAvg inside groups drawn once. Neither
+ever re-clusters. What a method gains over `random` is due to its clusters, what it lacks to `oracle` is what
+better clusters could still bring.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foundation.errors import UserError
+from foundation.randomness import generator
+from strategies.base import METHODS, ClusteredModels
+from strategies.interface import FleetView
+from strategies.references import Models
+
+
+class FixedClusters(ClusteredModels):
+    """Clusters that are known before the first round; all start from one model."""
+
+    def setup(self, fleet: FleetView) -> None:
+        super().setup(fleet)
+        self.clusters = Models(np.repeat(fleet.initial(1).values, self.K, axis=0))
+
+
+@METHODS.register("oracle", "FedAvg inside the planted groups: the upper reference of clustered methods")
+class Oracle(FixedClusters):
+    """c(i) is the planted group of client i."""
+
+    def setup(self, fleet: FleetView) -> None:
+        groups = self.context.groups
+        if groups is None:
+            raise UserError(
+                "The oracle needs data with planted groups, got none: use a cluster-wise partition, data.rotations "
+                "or the synthetic data set, or another method."
+            )
+        names, labels = np.unique(groups, return_inverse=True)
+        if len(names) > self.K:
+            raise UserError(
+                f"The oracle needs a cluster for each of the {len(names)} planted groups, got clusters={self.K}: "
+                f"set clusters={len(names)}."
+            )
+        super().setup(fleet)
+        self.assignment = labels.astype(np.int64)
+
+
+@METHODS.register(
+    "random", "FedAvg inside clusters drawn at random: the lower reference of clustered methods"
+)
+class RandomClusters(FixedClusters):
+    """c(i) is drawn once, clusters as equal in size as they can be."""
+
+    def setup(self, fleet: FleetView) -> None:
+        super().setup(fleet)
+        even = np.arange(self.context.clients) % self.K
+        self.assignment = generator(self.context.seed, "random clusters").permutation(even).astype(np.int64)
