@@ -377,8 +377,8 @@ def _without_foreign_options(
     file: dict[str, Given], overrides: dict[str, Given], default: str
 ) -> dict[str, Given]:
     """Refuse options of a method that is not run; a file's options go when an override changed its method."""
-    own = file.get("ensemble") or file.get("method", Given("method", default))
-    method = overrides.get("ensemble") or overrides.get("method", own)
+    own = _chosen(file) or Given("method", default)
+    method = _chosen(overrides) or own
     if method.deferred:
         return file
     parts = _parts(method.value)
@@ -396,12 +396,23 @@ def _without_foreign_options(
     return kept
 
 
+def _chosen(given: dict[str, Given]) -> Given | None:
+    """What names the methods to run: the ensemble if it has members, else the method."""
+    ensemble = given.get("ensemble")
+    return ensemble if ensemble is not None and ensemble.value else given.get("method")
+
+
 def _parts(methods: Any) -> set[str]:
     """Names of the bases and add-ons of a method, or of the members of an ensemble."""
     from strategies import expand, parse_method
 
-    members = expand([str(each) for each in methods]) if isinstance(methods, list) else [str(methods)]
-    parsed = [parse_method(member) for member in members]
+    if isinstance(methods, list):
+        try:
+            parsed = [parse_method(member) for member in expand([str(each) for each in methods])]
+        except UserError as error:
+            raise UserError(f"A member of ensemble={quote(methods)} is wrong: {error}") from error
+    else:
+        parsed = [parse_method(str(methods))]
     return {name for base, addons in parsed for name in (base, *addons)}
 
 
