@@ -182,17 +182,10 @@ def resume(request: Request) -> None:
 
 
 def _show_results(path: Path) -> None:
-    from experiments import open_run
+    from reports.summary import print_table
 
-    summary = open_run(path).summary
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.markdown import Markdown
-
-        Console().print(Markdown(summary))
-    else:
-        print(summary)
-    print(f"Results: {path}")
+    print_table(path)
+    print(f"Results: {path} (summary.md tells what is in it)")
 
 
 class _Stopped(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ import pytest
 import experiments.config
 import experiments.runner
 from foundation.errors import UserError
+from reports.summary import print_table
 
 ROOT = Path(__file__).parents[2]
 IN_PROCESS = ["fleet.backend=in_process", "local.steps=1", "rounds=2", "clients=4"]
@@ -448,14 +450,30 @@ def test_doctor_with_nothing_at_the_address(door: Any, monkeypatch: pytest.Monke
     assert time.monotonic() - start < 20
 
 
+@pytest.mark.ray
+def test_doctor_with_a_real_cluster(ray_cluster: Path, door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(launch._RayProbe, "_SECONDS", 60.0)
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    code, out, error = door("doctor")
+    assert code == 0, error
+    assert "yes: 1 node, 8 CPUs, 2 GPUs" in out
+    assert "8 client actors of 1 CPU each, for 20 clients" in out
+
+
 # Running, stopping, failing, going on
 
 
 def test_a_run_ends_in_a_table_and_its_path(door: Any, tmp_path: Path) -> None:
     code, out, error = door(*IN_PROCESS, "name=first")
     assert code == 0, error
-    assert out.rstrip().endswith("Results: runs/first")
-    assert (tmp_path / "runs" / "first" / "summary.md").read_text().strip() in out
+    assert out.splitlines()[-1].startswith("Results: runs/first ")
+    table = io.StringIO()
+    print_table(tmp_path / "runs" / "first", table)
+    assert table.getvalue() in out
+    assert "accuracy" in table.getvalue()
+    assert (tmp_path / "runs" / "first" / "summary.md").is_file()
     code, _, error = door(*IN_PROCESS, "name=first")
     assert code == 2
     assert "exists already" in error
