@@ -33,7 +33,11 @@ from foundation.settings import ExperimentSettings
 NAMED = ("data", "partition", "model", "aggregation")  # `data=digits` is short for `data.name=digits`
 
 # Two ways of saying one thing: both at once is a mistake, and an override replaces the file's choice.
-EITHER_OR = (("local.steps", "local.epochs"), ("fleet.actors", "fleet.clients_per_actor"))
+EITHER_OR = (
+    ("local.steps", "local.epochs"),
+    ("fleet.actors", "fleet.clients_per_actor"),
+    ("method", "ensemble"),
+)
 
 _TYPE_NAMES = {
     int: "a whole number",
@@ -71,7 +75,8 @@ class Leaf:
         if self.type is dict:
             return f"a section of its own, as in {self.key}.NAME=VALUE"
         if self.many:
-            return f"a list of {_LIST_NAMES[self.type]} such as {quote(self.default)}"
+            example = f", such as {quote(self.default)}" if self.default else ""
+            return f"a list of {_LIST_NAMES[self.type]} in brackets{example}"
         return _TYPE_NAMES[self.type] + (" or null" if self.optional else "")
 
     @property
@@ -205,6 +210,11 @@ class Given:
     def shown(self) -> str:
         """The value as a sentence quotes it, with the file it stands in."""
         return quote(self.value) + (f" in '{self.file}'" if self.file else "")
+
+    @property
+    def says_something(self) -> bool:
+        """Whether a value is given at all: null and an empty list are ways of giving none."""
+        return self.value is not None and self.value != []
 
     @property
     def deferred(self) -> bool:
@@ -355,7 +365,7 @@ def _collect(given: Iterable[Given]) -> dict[str, Given]:
                 f"Expected {each.key} once, got both {before.shown} and {each.shown}: leave one of them out."
             )
     for one, other in EITHER_OR:
-        if all(key in collected and collected[key].value is not None for key in (one, other)):
+        if all(key in collected and collected[key].says_something for key in (one, other)):
             raise UserError(
                 f"Expected {one} or {other}, got both ({collected[one].shown} and {collected[other].shown}): "
                 "leave one of them out."
@@ -368,7 +378,7 @@ def _merge(file: dict[str, Given], overrides: dict[str, Given]) -> dict[str, Giv
     merged = {**file, **overrides}
     for pair in EITHER_OR:
         for mine, theirs in (pair, pair[::-1]):
-            if mine in overrides and overrides[mine].value is not None and theirs not in overrides:
+            if mine in overrides and overrides[mine].says_something and theirs not in overrides:
                 merged.pop(theirs, None)
     return merged
 
@@ -399,7 +409,7 @@ def _without_foreign_options(
 def _chosen(given: dict[str, Given]) -> Given | None:
     """What names the methods to run: the ensemble if it has members, else the method."""
     ensemble = given.get("ensemble")
-    return ensemble if ensemble is not None and ensemble.value else given.get("method")
+    return ensemble if ensemble is not None and ensemble.says_something else given.get("method")
 
 
 def _parts(methods: Any) -> set[str]:
@@ -439,19 +449,20 @@ def load_config(
 def config_to_yaml(config: ExperimentSettings) -> str:
     """The whole config as YAML; `config_from_yaml` and `--config` give back an equal one.
 
-    Left out, where they say nothing: the sections of methods that are not run, and the steps of a config
-    that counts in epochs. Both would read as contradictions if the file were given to `--config`.
+    Left out, where they say nothing: the sections of methods that are not run, the steps of a config that
+    counts in epochs, and the method beside an ensemble. All of them would read as contradictions if the file
+    were given to `--config`.
     """
     tree = dataclasses.asdict(config)
-    parts = set(config.method.split("+"))
+    defaults = leaves(ExperimentSettings)
+    parts = _parts(config.ensemble or config.method)
     for name, section in options(config).items():
         if name not in parts and section == type(section)():
             del tree[name]
-    if (
-        config.local.epochs is not None
-        and config.local.steps == leaves(ExperimentSettings)["local.steps"].default
-    ):
+    if config.local.epochs is not None and config.local.steps == defaults["local.steps"].default:
         del tree["local"]["steps"]
+    if config.ensemble and config.method == defaults["method"].default:
+        del tree["method"]
     return OmegaConf.to_yaml(OmegaConf.create(tree))
 
 

@@ -169,6 +169,16 @@ def test_an_override_of_the_method_leaves_the_files_options_behind(tmp_path: Pat
     assert load_config(path, ["method=fedprox"], env={}).fedprox.mu == 0.1  # type: ignore[attr-defined]  # as above
 
 
+def test_an_ensemble_stands_for_the_method(tmp_path: Path) -> None:
+    assert "Expected method or ensemble, got both" in sentence("method=ifca", "ensemble=[fedavg,ifca]")
+    assert "Expected ensemble to be a list of texts in brackets" in sentence("ensemble=fedavg")
+    assert "Unknown method 'fedvag'. Did you mean 'fedavg'?" in sentence("ensemble=[fedvag,ifca]")
+    path = yaml_file(tmp_path, "ensemble: [fedavg, fedprox]\nfedprox: {mu: 0.1}\n")
+    assert load_config(path, env={}).ensemble == ["fedavg", "fedprox"]
+    config = load_config(path, ["method=fedavg"], env={})
+    assert (config.method, config.ensemble) == ("fedavg", [])
+
+
 def test_values_may_refer_to_settings_and_to_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -268,6 +278,8 @@ def test_yaml_round_trip_and_the_file_is_a_valid_config(tmp_path: Path) -> None:
         [],
         ["method=fedprox", "fedprox.mu=1e-5", "local.epochs=3"],
         ["method=fedprox", "fleet.clients_per_actor=1", "name=1e3", "model.hidden=[]", "storage=off"],
+        ["ensemble=[fedavg,fedprox]", "fedprox.mu=0.5", "combine=vote"],
+        ["ensemble=[fedavg*3]"],
     ):
         config = load_config(overrides=overrides, env={})
         text = config_to_yaml(config)
