@@ -101,6 +101,43 @@ def merged(base: Vector, other: Vector, columns: npt.NDArray[np.int64]) -> Vecto
     return value
 
 
+def mixed(models: Matrix, weights: npt.ArrayLike) -> Vector:
+    """The weighted mean of K models, added up in their order; one model alone keeps its bits.
+
+    >>> mixed(np.float32([[1, 2], [3, 6]]), [1, 3]).tolist()
+    [2.5, 5.0]
+    """
+    total = np.zeros(models.shape[1])
+    for weight, model in zip(normalised_rows(np.asarray(weights)[None])[0], models, strict=True):
+        total += weight * model
+    return _value(total)
+
+
+def moved(start: Vector, towards: Vector, share: float) -> Vector:
+    """(1 - share) * start + share * towards, as a value of its own; share 1 gives `towards` to the last bit.
+
+    >>> moved(np.float32([1, 2]), np.float32([2, 6]), 0.5).tolist()
+    [1.5, 4.0]
+    """
+    value = (1.0 - share) * start.astype(np.float64) + share * towards.astype(np.float64)
+    return _value(value)
+
+
+def descended(start: Vector, slope: Vector, step: float) -> Vector:
+    """start - step * slope, as a value of its own.
+
+    >>> descended(np.float32([1, 2]), np.float32([4, -4]), 0.25).tolist()
+    [0.0, 3.0]
+    """
+    return _value(start.astype(np.float64) - step * slope.astype(np.float64))
+
+
+def _value(numbers: Weights) -> Vector:
+    value = numbers.astype(np.float32)
+    value.flags.writeable = False
+    return value
+
+
 def normalised_rows(weights: npt.ArrayLike) -> Weights:
     """Each row divided by its sum; a row of zeros (an empty cluster) stays zero.
 

@@ -54,3 +54,39 @@ class Proximal(_OfParameters):
 
     def value(self, parameters: torch.Tensor, anchors: dict[str, torch.Tensor]) -> torch.Tensor:
         return 0.5 * self.mu * (parameters - anchors["anchor"]).square().sum()
+
+
+@dataclass(frozen=True)
+class ProximalToMixture(_OfParameters):
+    """(lam / 2) sum_s u_s ||theta - c_s||^2 over the trainable parameters; FedSoft (4).
+
+    `centres` are S models, `importance` is u: S numbers for each client.
+    """
+
+    lam: float
+    centres: Reference
+    importance: Reference
+
+    @property
+    def anchors(self) -> dict[str, Reference]:
+        return {"centres": self.centres, "importance": self.importance}
+
+    def value(self, parameters: torch.Tensor, anchors: dict[str, torch.Tensor]) -> torch.Tensor:
+        u = anchors["importance"].to(parameters.dtype)
+        return 0.5 * self.lam * (u * (parameters - anchors["centres"]).square().sum(dim=-1)).sum()
+
+
+@dataclass(frozen=True)
+class Linear(_OfParameters):
+    """coefficient * <slope, theta - origin>: adds coefficient * slope to the gradient, wherever theta is."""
+
+    coefficient: float
+    slope: Reference
+    origin: Reference
+
+    @property
+    def anchors(self) -> dict[str, Reference]:
+        return {"slope": self.slope, "origin": self.origin}
+
+    def value(self, parameters: torch.Tensor, anchors: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.coefficient * (anchors["slope"] * (parameters - anchors["origin"])).sum()

@@ -48,6 +48,14 @@ class Merged:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """A weighted mean of K models for each client; `weights` is (n, K), and each row is divided by its sum."""
+
+    models: Models
+    weights: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
 class SampleWeights:
     """How much each training sample counts: a column of an array that client functions keep by that name."""
 
@@ -85,7 +93,7 @@ class Models:
         return Rows(self.values, np.asarray(chosen, np.int64))
 
 
-Reference = Union[Vector, Rows, Private, Merged, PerClient, Models, "Handle"]
+Reference = Union[Vector, Rows, Private, Merged, Mixture, PerClient, Models, "Handle"]
 
 
 @dataclass(frozen=True)
