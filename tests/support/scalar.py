@@ -21,9 +21,10 @@ def scalar_fleet(
     lr: float = 0.1,
     steps: int = 1,
     momentum: float = 0.0,
+    model: ModelSettings | None = None,
     **local: Any,
 ) -> InProcessFleet:
-    """A fleet whose client i holds the (x, y) pairs `samples[i]`, all in one batch."""
+    """A fleet whose client i holds the (x, y) pairs `samples[i]`, all in one batch; y = w x unless `model`."""
     from actors.block import ClientBlock
 
     pairs = [pair for client in samples for pair in client]
@@ -37,7 +38,7 @@ def scalar_fleet(
     settings = LocalSettings(steps=steps, batch=100, lr=lr, momentum=momentum, **local)
     setup = BlockSetup(
         seed=0,
-        model=ModelSettings(name="linear_regression"),
+        model=model or ModelSettings(name="linear_regression"),
         local=settings,
         evaluation=EvaluationSettings(),
         input_shape=(1,),
