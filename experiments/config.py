@@ -678,3 +678,16 @@ def _check_target(config: ExperimentSettings) -> None:
     except Exception as error:  # whatever the user's own module raises while it is imported
         cause = f"{type(error).__name__}: {_one_line(error)}"
         raise UserError(f"Expected model.target to be importable, got '{target}': {cause}.") from error
+
+
+def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], classes: int | None) -> None:
+    """Refuse a network that cannot take the data's samples, before anything is started or written."""
+    if config.model.target is not None:
+        return  # a module of the user's own may do with the samples what it likes
+    import torch
+
+    from lightning_modules.networks import NETWORKS, default_network
+
+    name = default_network(input_shape, classes) if config.model.name == "auto" else config.model.name
+    with torch.device("meta"):  # shapes alone: no memory, no random draw
+        NETWORKS.find(name)(input_shape, 1 if classes is None else classes, config.model)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from experiments import config as module
 from experiments.config import (
     check,
+    check_network,
     config_from_yaml,
     config_to_yaml,
     full_schema,
@@ -385,3 +386,19 @@ def test_a_target_is_imported_before_anything_starts(tmp_path: Path, monkeypatch
     assert "RuntimeError: no licence" in sentence("model.target=my_broken_module.Mine")
     assert "package.module.Class" in sentence("model.target=Mine")
     assert "got both" in sentence("model=mlp", "model.target=my_modules.Mine")
+
+
+def test_a_network_that_does_not_fit_the_samples_is_a_sentence() -> None:
+    import torch
+
+    from lightning_modules.networks import NETWORKS
+
+    before = torch.get_rng_state()
+    for name in NETWORKS:
+        config = load_config(overrides=[f"model={name}"], env={})
+        shape, classes = ((10,), None) if name == "linear_regression" else ((3, 84, 84), 10)
+        check_network(config, shape, classes)
+    check_network(load_config(env={}), (1, 8, 8), 10)
+    with pytest.raises(UserError, match="cnn_cifar"):
+        check_network(load_config(overrides=["model=cnn_cifar"], env={}), (10,), 4)
+    assert torch.equal(torch.get_rng_state(), before)
