@@ -162,11 +162,11 @@ class ClientBlock:
             vectors.append(FlatModel(self._fresh_module(seed)).vector())
         return np.stack(vectors)
 
-    def train(self, request: TrainRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, float]]:
+    def train(self, request: TrainRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, ...]]:
         """Local training; the models stay here under `request.handle`.
 
-        Returns (mean objective, largest absolute value) per client. Neither is finite for a client whose
-        training blew up; its private state then stays what it was.
+        Returns (mean objective, largest absolute value, samples backward, samples only forward) per client.
+        The first two are not finite for a client whose training blew up; its private state then stays.
         """
         results = self._results.setdefault(request.handle, {})
         jobs, outcome = [], []
@@ -179,7 +179,7 @@ class ClientBlock:
             with self._failing(job.client, request.round, stage):
                 result = next(trained)
             magnitude = float(np.max(np.abs(result.model), initial=0.0))
-            outcome.append((result.objective, magnitude))
+            outcome.append((result.objective, magnitude, *work_of(job)))
             if np.isfinite(result.objective) and np.isfinite(magnitude):
                 results[job.client] = result.model
                 self._keep(result, request)
@@ -441,6 +441,14 @@ class ClientView:
             for k in range(len(models))
         ]
         return torch.stack(columns, dim=1).cpu().numpy()
+
+
+def work_of(job: TrainJob) -> tuple[int, int]:
+    """(samples that go backward, samples that frozen models see) in a job."""
+    frozen = len(job.on_top_of)
+    frozen += sum(len(np.atleast_2d(models)) for term in job.penalties for models in term.outputs.values())
+    distinct = len(np.unique(np.concatenate(job.batches))) if frozen else 0
+    return sum(len(batch) for batch in job.batches), frozen * distinct
 
 
 ClientFunction = Callable[..., tuple[State, Any]]

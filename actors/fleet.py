@@ -159,6 +159,10 @@ class Fleet(ABC):
         """What a user should know of this round (clients dropped, ...)."""
         return self._round.events
 
+    def cost(self, participants: int) -> dict[str, float]:
+        """What the strategy's part of this round moved and computed, per participant (evaluation aside)."""
+        return self._round.ledger.figures(participants)
+
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds this round spent waiting for the clients, by what they were asked."""
@@ -224,7 +228,8 @@ class Fleet(ABC):
             for b, at in clients.items()
         }  # fmt: skip
         outcome = self._call("train", arguments, wire.arrays)
-        objective, magnitude = self._scatter(outcome, clients, 2).T
+        objective, magnitude, gradients, forwards = self._scatter(outcome, clients, 4).T
+        self._round.ledger.compute(gradients, forwards)
         self._round.objectives[slot] = (self.ids, objective)
         # Whoever was dropped earlier in this round stays out of it, whatever came of this training.
         objective[np.isin(self.ids, list(self._round.dropped))] = np.nan
@@ -249,6 +254,7 @@ class Fleet(ABC):
             )
             for b, at in clients.items()
         }
+        self._round.ledger.compute(0.0, self.sizes * (len(models) + len(under)))
         return self._scatter(self._call("losses", arguments, wire.arrays), clients, len(models))
 
     def gradients(self, at: Reference) -> Trained:
@@ -268,6 +274,7 @@ class Fleet(ABC):
         }
         found = self._call("gradients", arguments, wire.arrays)
         objective, magnitude = self._scatter(found, clients, 2).T
+        self._round.ledger.compute(self.sizes, 0.0)
         self._drop_not_finite(objective, magnitude, "the gradients", "gradient")
         return Trained(self, handle, self.ids, objective, magnitude)
 
@@ -382,6 +389,7 @@ class Trained:
         if matrix.ndim != 2 or matrix.shape[1] != len(self.ids):
             raise ValueError(f"expected a (K, {len(self.ids)}) weight matrix, got shape {matrix.shape}")
         matrix = normalised_rows(matrix * self.arrived)
+        self._fleet._round.ledger.up(self.handle, self.ids[matrix.any(axis=0)])
         exponent = fixed_point_exponent(matrix, self._magnitude)
         fleet, clients = self._fleet, self._clients()
         totals = fleet._call(
@@ -420,6 +428,7 @@ class Trained:
     def gather(self, columns: npt.ArrayLike | None = None) -> Matrix:
         """(n, d): chosen columns of every model, in id order; zeros for a client that did not arrive."""
         chosen = None if columns is None else np.asarray(columns, np.int64)
+        self._fleet._round.ledger.up(self.handle, self.ids[self.arrived])
         clients = self._clients()
         parts = self._fleet._call(
             "columns", {b: (self.handle, self._names(at), chosen) for b, at in clients.items()}
@@ -468,6 +477,7 @@ class _Round:
         self.events: list[str] = []
         self.seconds: dict[str, float] = {}
         self.dropped: set[int] = set()
+        self.ledger = Ledger()
         self.objectives: dict[str, tuple[Indices, npt.NDArray[np.float64]]] = {}
         self.release()
 
@@ -480,6 +490,48 @@ class _Round:
         return f"{self._handles}:{slot}"
 
 
+class Ledger:
+    """Counts what a round moves and computes: models to and from clients, samples forward and backward.
+
+    A model that a client gets twice in a round is sent once, and a result leaves a client once.
+    """
+
+    def __init__(self) -> None:
+        self._down: dict[int, tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]] = {}
+        self._up: dict[str, set[int]] = {}
+        self.gradients = self.forwards = 0.0
+
+    def down(
+        self, models: npt.NDArray[Any], ids: Indices, rows: npt.NDArray[np.int64] | None, clients: int
+    ) -> None:
+        """Clients `ids` get a model, the whole array of models, or one row each (-1: none)."""
+        count = 1 if models.ndim == 1 else len(models)
+        _, sent = self._down.setdefault(id(models), (models, np.zeros((clients, count), bool)))
+        if rows is None:
+            sent[ids] = True
+        else:
+            sent[ids[rows >= 0], rows[rows >= 0]] = True
+
+    def up(self, handle: str, ids: Indices) -> None:
+        """Clients `ids` deliver their result of a call."""
+        self._up.setdefault(handle, set()).update(ids.tolist())
+
+    def compute(self, gradients: Any, forwards: Any) -> None:
+        """Samples that went backward, and samples that only went forward."""
+        self.gradients += float(np.nansum(gradients))
+        self.forwards += float(np.nansum(forwards))
+
+    def figures(self, participants: int) -> dict[str, float]:
+        """Per participant."""
+        count = max(participants, 1)
+        return {
+            "cost_models_down": int(sum(sent.sum() for _, sent in self._down.values())) / count,
+            "cost_models_up": sum(len(ids) for ids in self._up.values()) / count,
+            "cost_gradients": self.gradients / count,
+            "cost_forwards": self.forwards / count,
+        }
+
+
 class _Wire:
     """Encodes references of a view; arrays travel beside the request, each placed once per round."""
 
@@ -490,6 +542,7 @@ class _Wire:
     def encode(self, reference: Reference) -> Encoded:
         if isinstance(reference, Rows):
             self._check(reference.rows, "rows")
+            self._down(reference.models, reference.rows)
             return Encoded("rows", self._array(reference.models), self._by_client(reference.rows))
         if isinstance(reference, PerClient):
             self._check(reference.values, "values")
@@ -507,10 +560,16 @@ class _Wire:
                 "mixture", self._array(reference.models.values), self._by_client(reference.weights)
             )
         if isinstance(reference, Models):
+            self._down(reference.values, None)
             return Encoded("models", self._array(reference.values))
         if isinstance(reference, Trained):
             return Encoded("result", name=reference.handle)
-        return Encoded("vector", self._array(np.asarray(reference)))
+        vector = np.asarray(reference)
+        self._down(vector, None)
+        return Encoded("vector", self._array(vector))
+
+    def _down(self, models: npt.NDArray[Any], rows: npt.NDArray[np.int64] | None) -> None:
+        self._fleet._round.ledger.down(models, self._ids, rows, len(self._fleet.all_sizes))
 
     def part(self, encoded: Encoded, at: npt.NDArray[np.int64]) -> Encoded:
         """The piece of a reference that one block needs."""

@@ -26,3 +26,4 @@ class RoundReport:
     assignment: npt.NDArray[np.integer[Any]] | None = None  # cluster of client 0, 1, ...; -1 is unknown
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds by stage; "round" is the whole
     events: list[str] = field(default_factory=list)
+    records: Mapping[str, Mapping[str, npt.NDArray[Any]]] = field(default_factory=dict)  # tables for figures

@@ -94,6 +94,7 @@ class Server:
             "missing": len(chosen.missing),
             "dropped": len(fleet.dropped),
             "federated_objective": self._federated_objective(),
+            **fleet.cost(len(chosen.ids)),
             **strategy.report,
         }
         if strategy.assignment is not None:
@@ -106,7 +107,9 @@ class Server:
         events += fleet.commit()
         seconds["round"] = time.perf_counter() - started
         assignment = None if strategy.assignment is None else strategy.assignment.copy()
-        return RoundReport(round, metrics, table, assignment, seconds, events)
+        return RoundReport(
+            round, metrics, table, assignment, seconds, events=events, records=strategy.records
+        )
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold of the server."""

@@ -177,7 +177,8 @@ class Strategy(WithState):
 
     def run_round(self, fleet: FleetView, number: int) -> None:
         """Round `number`, by the base or by the add-on that takes it over."""
-        self.number, self.report, self.records, self.events = number, {}, {}, []
+        self.events = self.events if self.number == 0 else []  # what setup said comes with the first round
+        self.number, self.report, self.records = number, {}, {}
         taker = next((addon for addon in self.addons if addon.takes_round), None)
         if taker is None:
             self.round(fleet)

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from foundation.errors import UserError
 from foundation.settings import setting
 from strategies.base import ADDONS, Addon, ClusteredModels, Strategy
 from strategies.interface import FleetView
@@ -59,11 +60,22 @@ class CKS(Addon):
             )
         return None
 
+    def setup(self, base: Any, fleet: FleetView) -> None:
+        if not len(self.columns(base, fleet)):
+            raise UserError(
+                "con and cks together share the backbone of a model, and this one has none (every layer is fully "
+                "connected): use a convolutional model such as model=cnn_digits, or leave con or cks out."
+            )
+
+    def columns(self, base: Any, fleet: FleetView) -> npt.NDArray[np.int64]:
+        """What is shared: all parameters, or the backbone where `con` contrasts the head."""
+        part = "backbone" if any(type(addon).__name__ == "CON" for addon in base.addons) else "parameters"
+        return fleet.spec.columns(part)
+
     def penalties(self, base: Any, fleet: FleetView, c: Indices | None) -> list[Penalty]:
         if not self.options.lam or c is None:
             return []
-        part = "backbone" if any(type(addon).__name__ == "CON" for addon in base.addons) else "parameters"
-        columns = np.intersect1d(fleet.spec.columns(part), np.arange(fleet.spec.parameters))
+        columns = self.columns(base, fleet)
         shares = cluster_shares(base, fleet)
         if self.options.form == "global":
             mean = weighted_sums(list(base.clusters.values), shares[None])[0]  # Theta_g of (5.2)

@@ -61,7 +61,7 @@ class CON(Addon):
         own = PerClient(np.asarray(c))
         if self.options.form == "rep":
             return [ContrastOfOutputs(self.options.mu, self.options.tau, base.clusters, own)]
-        head = np.intersect1d(fleet.spec.columns("head"), np.arange(fleet.spec.parameters))
+        head = fleet.spec.columns("head")
         return [ContrastOfParameters(self.options.mu, self.options.tau, head, base.clusters, own)]
 
 

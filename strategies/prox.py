@@ -33,6 +33,8 @@ class Prox(Addon):
 
     @classmethod
     def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
+        if base.__name__ == "FedSGD":
+            return "its clients take no local steps; use fedavg+prox."
         if base.__name__ == "FedProx":
             return "fedprox has this term already; set fedprox.mu instead."
         if not issubclass(base, ClusteredModels | SingleModel):

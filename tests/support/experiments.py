@@ -36,10 +36,16 @@ def config_of(*overrides: str) -> Any:
     return load_config(None, [*kept, *overrides])
 
 
+_FEDERATIONS: dict[str, Any] = {}  # read-only values, so tests may share them
+
+
 def plan_of(*overrides: str) -> Plan:
     """The plan of `config_of(...)`."""
     config = config_of(*overrides)
-    return make_plan(config, build_federation(config.data, config.partition, config.clients, config.seed))
+    key = repr((config.data, config.partition, config.clients, config.seed))
+    if key not in _FEDERATIONS:
+        _FEDERATIONS[key] = build_federation(config.data, config.partition, config.clients, config.seed)
+    return make_plan(config, _FEDERATIONS[key])
 
 
 def session_of(

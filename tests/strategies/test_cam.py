@@ -1,0 +1,157 @@
+"""CAM, by hand for every schedule, by its identities, and on planted groups."""
+
+import numpy as np
+import pytest
+
+from foundation.errors import UserError
+from strategies import parse_method
+from strategies.cam import CAMOptions
+from strategies.references import Models
+from tests.support.experiments import checkpoint_of, outcome, run, session_of
+from tests.support.scalar import scalar_fleet, strategy_of
+
+TWO = [[(1.0, 2.0)], [(1.0, -2.0)]]
+GOOD = ("clients=12", "local.steps=10", "local.lr=0.1", "model.hidden=[32]", "data.rotations=4", "clusters=4")
+
+
+def joint(method="ifca+cam", schedule="simultaneous", **options):
+    fleet = scalar_fleet(TWO, lr=0.1)
+    cam = CAMOptions(schedule=schedule, warmup=0.0, **options)
+    made = strategy_of(method, fleet, clusters=2, rounds=10, options={"cam": cam})
+    made.clusters = Models(np.float32([[-1.0], [1.0]]))
+    made.addons[0].shared = np.float32([0.5])
+    return fleet, made
+
+
+# Losses of the sum (2): client 0: (0.5 - 1 - 2)^2 = 6.25 and (0.5 + 1 - 2)^2 = 0.25; client 1: 2.25 and 12.25.
+# Cluster part with Theta_g = 0.5 fixed (5): 1 - 0.2 (1 + 0.5 - 2) = 1.1 and -1 - 0.2 (-1 + 0.5 + 2) = -1.3.
+# Shared part with the cluster models fixed (8): 0.5 - 0.2 (0.5 + 1 - 2) = 0.6, 0.5 - 0.2 (0.5 - 1 + 2) = 0.2.
+# Shared part on top of the new cluster parts: 0.5 - 0.2 (0.5 + 1.1 - 2) = 0.58, 0.5 - 0.2 (0.5 - 1.3 + 2) = 0.26.
+# Cluster part on top of the new shared parts: 1 - 0.2 (1 + 0.6 - 2) = 1.08, -1 - 0.2 (-1 + 0.2 + 2) = -1.24.
+BY_HAND = {
+    "simultaneous": ([-1.3, 1.1], 0.4),
+    "cluster_first": ([-1.3, 1.1], 0.42),
+    "global_first": ([-1.24, 1.08], 0.4),
+    "alternating": ([-1.3, 1.1], 0.42),
+}
+
+
+@pytest.mark.parametrize("schedule", BY_HAND)
+def test_one_joint_round_by_hand(schedule):
+    fleet, strategy = joint(schedule=schedule)
+    strategy.run_round(fleet, 1)
+    clusters, shared = BY_HAND[schedule]
+    assert strategy.assignment.tolist() == [1, 0]
+    assert strategy.clusters.values.ravel().tolist() == pytest.approx(clusters, rel=1e-6)
+    assert strategy.addons[0].shared.tolist() == pytest.approx([shared], rel=1e-6)
+    mse = fleet.evaluate(strategy.predict(fleet))["mse"]
+    assert mse.tolist() == pytest.approx(
+        [(clusters[1] + shared - 2) ** 2, (clusters[0] + shared + 2) ** 2], rel=1e-5
+    )
+
+
+def test_fesem_cam_by_hand_with_the_pull_to_the_centre():
+    fleet, strategy = joint("fesem+cam", lam=1.0)
+    strategy.assignment = np.array([1, 0])
+    strategy.run_round(fleet, 1)
+    # One step from the centre itself: (12)'s pull is still zero, so the numbers are those of ifca+cam.
+    assert np.sort(strategy.clusters.values.ravel()).tolist() == pytest.approx([-1.3, 1.1], rel=1e-6)
+    assert strategy.addons[0].shared.tolist() == pytest.approx([0.4], rel=1e-6)
+
+
+def test_the_pull_to_the_centre_changes_the_numbers_of_parameter_based_bases_only():
+    for method, differs in (("fesem+cam", True), ("ifca+cam", False)):
+        outcomes = []
+        for lam in (0.0, 1.0):
+            session = session_of(f"method={method}", f"cam.lam={lam}", "cam.warmup=0.25")
+            outcomes.append(outcome(session, run(session, 3)))
+        assert (outcomes[0] != outcomes[1]) is differs
+
+
+def test_warm_up_is_fedavg_for_loss_based_bases():
+    cam = session_of("method=ifca+cam", "cam.warmup=0.5", "rounds=4")
+    session_rounds = run(cam, 2)
+    strategy = cam.server.strategy
+    # FedAvg on the shared model alone: the same steps by hand.
+    other = session_of("method=fedavg", "rounds=4")
+    fleet, model = other.fleet, None
+    for number in (1, 2):
+        fleet.begin(number)
+        model = fleet.initial(1, "initial shared model")[0] if model is None else model
+        model = fleet.train(start=model, slot="shared").average(weights=fleet.sizes)
+        fleet.commit()
+    assert np.array_equal(strategy.addons[0].shared, model)
+    assert (strategy.assignment == -1).all() and session_rounds[-1].metrics["micro_accuracy"] > 0.1
+    report = cam.run_round(3)
+    assert (strategy.assignment >= 0).all() and report.round == 3
+
+
+def test_warm_up_is_local_training_for_parameter_based_bases_and_ends_in_clusters():
+    cam, local = session_of("method=wecfl+cam", "cam.warmup=0.5"), session_of("method=local")
+    run(cam, 1)
+    run(local, 1)
+    warm = [state["model/warm"] for state in checkpoint_of(cam).clients.values()]
+    alone = [state["model/model"] for state in checkpoint_of(local).clients.values()]
+    assert all(np.array_equal(a, b) for a, b in zip(warm, alone, strict=True))
+    assert (cam.server.strategy.assignment == -1).all()
+    cam.run_round(2)
+    assert (cam.server.strategy.assignment >= 0).all()
+
+
+@pytest.mark.parametrize("base", ["ifca", "fesem", "wecfl"])
+def test_with_a_shared_model_that_stays_zero_it_is_the_base(base):
+    plain = session_of(f"method={base}")
+    cam = session_of(f"method={base}+cam", "cam.warmup=0", "cam.lam=0")
+    addon = cam.server.strategy.addons[0]
+    zero = np.zeros_like(addon.shared)  # an MLP of zeros answers zero
+    addon.shared = zero
+    for number in (1, 2, 3):
+        plain.run_round(number)
+        cam.run_round(number)
+        addon.shared = zero
+    assert np.array_equal(plain.server.strategy.clusters.values, cam.server.strategy.clusters.values)
+    assert np.array_equal(plain.server.strategy.assignment, cam.server.strategy.assignment)
+
+
+def test_with_cluster_models_that_stay_zero_it_is_fedavg():
+    cam = session_of("method=oracle+cam", "cam.warmup=0", "clusters=2")
+    strategy = cam.server.strategy
+    zero = Models(np.zeros_like(strategy.clusters.values))
+    strategy.clusters = zero
+    other = session_of("method=fedavg").fleet
+    model = strategy.addons[0].shared
+    for number in (1, 2):
+        cam.run_round(number)
+        strategy.clusters = zero
+        other.begin(number)
+        model = other.train(start=model, slot="shared").average(weights=other.sizes)
+        other.commit()
+    assert np.array_equal(strategy.addons[0].shared, model)
+
+
+@pytest.mark.parametrize(
+    "method", ["ifca+cam", "fesem+cam", "wecfl+cam+finetune", "wecfl+con+cks", "ifca+con+prox"]
+)
+def test_layouts_kills_and_restores_change_no_bit(method):
+    setting = [f"method={method}", *(["cam.warmup=0.25"] if "cam" in method else [])]
+    setting += ["model=cnn_digits"] if "con+cks" in method else []
+    whole = session_of(*setting)
+    first = run(whole, 4)
+    split = session_of(*setting, blocks=[[7, 0, 3], [1, 2], [4, 5, 6]])
+    assert outcome(split, run(split, 4)) == outcome(whole, first)
+    half = session_of(*setting)
+    reports = run(half, 2)
+    again = session_of(*setting, blocks=[[0, 1, 2, 3], [4, 5, 6, 7]], checkpoint=checkpoint_of(half))
+    assert outcome(again, reports + run(again, 2, first=3)) == outcome(whole, first)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_planted_rotations_are_recovered_by_fesem_cam(seed):
+    session = session_of("method=fesem+cam", f"seed={seed}", "rounds=10", *GOOD)
+    assert run(session, 10)[-1].metrics["ari"] >= 0.9
+
+
+@pytest.mark.parametrize("base", ["fedavg", "local", "fedprox"])
+def test_a_base_without_clusters_is_refused_with_a_reason(base):
+    with pytest.raises(UserError, match=f"'cam' cannot be added to '{base}': .*clustered base"):
+        parse_method(f"{base}+cam")

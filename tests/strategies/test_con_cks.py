@@ -1,0 +1,200 @@
+"""CON, CKS and their combination: values by hand, gradients by finite differences, reductions to the base."""
+
+import numpy as np
+import pytest
+import torch
+
+from foundation.errors import UserError
+from strategies import parse_method
+from strategies.cks import PairwisePull, SharedPull, cluster_shares
+from strategies.con import ContrastOfOutputs, ContrastOfParameters, contrast
+from strategies.references import Models, PerClient
+from tests.support.experiments import run, session_of
+
+NOTHING = Models(np.zeros((1, 1), np.float32))
+NOBODY = PerClient(np.zeros(1))
+
+
+def test_the_contrast_by_hand():
+    # Scores 1 and 0 with the first one ours: -log(e / (e + 1)).
+    assert float(contrast(torch.tensor([1.0, 0.0]), torch.tensor(0))) == pytest.approx(
+        np.log1p(np.exp(-1)), rel=1e-6
+    )
+    batch = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    expected = (np.log1p(np.exp(-1)) + np.log1p(np.exp(1))) / 2
+    assert float(contrast(batch, torch.tensor(0))) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_parameter_form_by_hand():
+    # Head columns 1 and 2: theta (3, 0) against (1, 0) and (0, 1): cosines 1 and 0; tau 0.5 doubles them.
+    term = ContrastOfParameters(2.0, 0.5, np.array([1, 2]), NOTHING, NOBODY)
+    anchors = {"models": torch.tensor([[9.0, 1.0, 0.0], [9.0, 0.0, 1.0]]), "own": torch.tensor(1)}
+    value = term.value(torch.tensor([5.0, 3.0, 0.0]), anchors)
+    assert float(value) == pytest.approx(2 * np.log(np.exp(2) + 1), rel=1e-6)  # -log(1 / (e^2 + 1))
+
+
+def test_the_shared_pull_by_hand():
+    term = SharedPull(0.5, np.array([0, 2]), np.zeros(3, np.float32))
+    value = term.value(torch.tensor([1.0, 7.0, -1.0]), {"mean": torch.tensor([0.0, 0.0, 2.0])})
+    assert float(value) == pytest.approx(0.25 * (1 + 9))
+
+
+def test_the_pairwise_pull_by_hand():
+    term = PairwisePull(1.0, np.array([0, 1]), NOTHING, NOBODY)
+    anchors = {
+        "models": torch.tensor([[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]]),
+        "weights": torch.tensor([0.5, 0.5, 0.0]),
+    }
+    assert float(term.value(torch.tensor([1.0, 1.0]), anchors)) == pytest.approx(0.5 * (0.5 * 2 + 0.5 * 0))
+
+
+TERMS = {
+    "para": lambda s: (
+        ContrastOfParameters(s, 0.7, np.array([1, 2, 3]), NOTHING, NOBODY),
+        {"models": torch.linspace(-1, 1, 15, dtype=torch.float64).reshape(3, 5), "own": torch.tensor(1)},
+    ),
+    "global": lambda s: (
+        SharedPull(s, np.array([0, 4]), np.zeros(5, np.float32)),
+        {"mean": torch.linspace(0, 1, 5, dtype=torch.float64)},
+    ),
+    "pairwise": lambda s: (
+        PairwisePull(s, np.array([0, 1, 2]), NOTHING, NOBODY),
+        {
+            "models": torch.linspace(-2, 1, 15, dtype=torch.float64).reshape(3, 5),
+            "weights": torch.tensor([0.2, 0.0, 0.8], dtype=torch.float64),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_coefficients_change_the_gradient_which_is_the_finite_difference(name):
+    theta = torch.tensor([0.3, -1.2, 0.8, 2.0, -0.4], dtype=torch.float64)
+    gradients = []
+    for strength in (0.5, 2.0):
+        term, anchors = TERMS[name](strength)
+        live = theta.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(term.value(live, anchors), live)
+        for i in range(5):
+            move = torch.zeros(5, dtype=torch.float64)
+            move[i] = 1e-6
+            slope = float(term.value(theta + move, anchors) - term.value(theta - move, anchors)) / 2e-6
+            assert slope == pytest.approx(float(gradient[i]), rel=1e-5, abs=1e-8)
+        gradients.append(gradient)
+    assert float(gradients[0].abs().sum()) > 0
+    assert torch.allclose(gradients[1], 4 * gradients[0])
+
+
+def test_the_representation_form_changes_the_gradient_too():
+    own = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 3).requires_grad_()
+    term = ContrastOfOutputs(0.5, 1.0, NOTHING, NOBODY)
+    anchors = {"own": torch.tensor(0), "own_outputs": own,
+               "models": torch.linspace(-3, 2, 12, dtype=torch.float64).reshape(2, 2, 3)}  # fmt: skip
+    (gradient,) = torch.autograd.grad(term.value(torch.zeros(1), anchors), own)
+    assert float(gradient.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("base", ["ifca", "fesem", "wecfl"])
+@pytest.mark.parametrize(
+    "off",
+    [
+        "con con.mu=0",
+        "con con.form=rep con.mu=0",
+        "cks cks.lam=0",
+        "prox prox.mu=0",
+        "con+cks con.mu=0 cks.lam=0",
+    ],
+)
+def test_a_coefficient_of_zero_is_the_base(base, off):
+    addons, *options = off.split()
+    model = "model=cnn_digits" if "con+cks" in off else "model=mlp"
+    plain, other = session_of(f"method={base}", model), session_of(f"method={base}+{addons}", model, *options)
+    run(plain, 2)
+    run(other, 2)
+    assert np.array_equal(plain.server.strategy.clusters.values, other.server.strategy.clusters.values)
+
+
+KNOBS = [
+    "con con.mu=0.5", "con con.mu=2", "con con.mu=0.5 con.tau=0.1", "con con.form=rep con.mu=0.5",
+    "con con.form=rep con.mu=0.5 con.tau=0.1", "cks cks.lam=0.1", "cks cks.lam=1", "cks cks.lam=0.1 cks.form=pairwise",
+    "con+cks con.mu=0.5 cks.lam=0.1", "prox prox.mu=0.5", "prox prox.mu=2",
+]  # fmt: skip
+
+
+def test_every_knob_changes_the_numbers():
+    seen = {}
+    for knob in ["", *KNOBS]:
+        addons, *options = knob.split() or [""]
+        session = session_of("method=wecfl" + (f"+{addons}" if addons else ""), "model=cnn_digits", *options)
+        run(session, 3)
+        seen.setdefault(session.server.strategy.clusters.values.tobytes(), []).append(knob)
+    assert len(seen) == len(KNOBS) + 1, [same for same in seen.values() if len(same) > 1]
+
+
+def test_con_and_cks_together_act_on_head_and_backbone():
+    session = session_of("method=wecfl+con+cks", "model=cnn_digits")
+    session.run_round(1)
+    strategy, fleet = session.server.strategy, session.fleet
+    contrast_term, pull = strategy.penalties(fleet, strategy.labels(fleet))
+    head = set(fleet.spec.columns("head").tolist())
+    assert set(contrast_term.columns.tolist()) == head
+    assert set(pull.columns.tolist()) == set(fleet.spec.columns("parameters").tolist()) - head
+    alone = session_of("method=wecfl+cks", "model=cnn_digits")
+    (whole,) = alone.server.strategy.penalties(alone.fleet, np.zeros(8, np.int64))
+    assert len(whole.columns) == fleet.spec.parameters
+
+
+def test_cks_pulls_to_the_mean_of_all_clients():
+    session = session_of("method=wecfl+cks", "clusters=3")
+    session.run_round(1)
+    strategy, fleet = session.server.strategy, session.fleet
+    shares = cluster_shares(strategy, fleet)
+    by_hand = [fleet.sizes[strategy.assignment == k].sum() / fleet.sizes.sum() for k in range(3)]
+    assert shares.tolist() == pytest.approx(by_hand)
+    (pull,) = strategy.penalties(fleet, strategy.labels(fleet))
+    assert np.allclose(pull.mean, shares @ strategy.clusters.values.astype(np.float64), rtol=1e-6)
+
+
+def test_sharing_draws_clusters_together_and_contrast_pushes_them_apart():
+    def spread(*setting):
+        session = session_of(*setting, "clusters=2", "local.steps=10", "local.momentum=0")
+        run(session, 5)
+        first, second = session.server.strategy.clusters.values.astype(np.float64)
+        head = session.fleet.spec.columns("head")
+        cosine = first[head] @ second[head] / np.linalg.norm(first[head]) / np.linalg.norm(second[head])
+        return float(np.linalg.norm(first - second)), cosine
+
+    plain, shared = spread("method=oracle"), spread("method=oracle+cks", "cks.lam=1")
+    contrasted = spread("method=oracle+con", "con.mu=2", "con.tau=0.1")
+    assert shared[0] < plain[0]
+    assert contrasted[1] < plain[1]
+
+
+def test_bad_pairs_are_refused_with_a_reason():
+    for method in ("fedavg+con", "local+cks", "fedavg+few_shots", "local+prox", "fedprox+prox"):
+        with pytest.raises(UserError, match="cannot be added to"):
+            parse_method(method)
+    with pytest.raises(UserError, match="at least two clusters, got clusters=1"):
+        parse_method("ifca+con", clusters=1)
+    with pytest.raises(UserError, match="once, got it twice"):
+        parse_method("ifca+con+con")
+    with pytest.raises(UserError, match="is a base method"):
+        parse_method("ifca+fedavg")
+
+
+def test_few_shots_hold_the_assignment_still():
+    session = session_of("method=fesem+few_shots", "few_shots.rounds=2", "partition=dirichlet", "clusters=3")
+    assignments = [report.assignment for report in run(session, 5)]
+    assert all(np.array_equal(assignments[1], later) for later in assignments[2:])
+    assert all("clustering_objective" not in report.metrics for report in run(session, 1, first=6))
+    # IFCA moves clients in this setting from round to round, and not when it is held still.
+    setting = ("clusters=4", "data.rotations=4", "local.lr=0.2")
+    free = session_of("method=ifca", *setting)
+    held = session_of("method=ifca+few_shots", "few_shots.rounds=1", *setting)
+    assert len({report.assignment.tobytes() for report in run(free, 4)}) > 1
+    assert len({report.assignment.tobytes() for report in run(held, 4)}) == 1
+
+
+def test_sharing_the_backbone_needs_one():
+    with pytest.raises(UserError, match="every layer is fully connected"):
+        session_of("method=wecfl+con+cks", "model=mlp")

@@ -1,0 +1,124 @@
+"""FeSEM and WeCFL, by hand, by their identities, and on planted groups."""
+
+import numpy as np
+import pytest
+
+from strategies.fesem import FeSEMOptions
+from strategies.references import Models
+from tests.support.experiments import digest, outcome, run, session_of
+from tests.support.scalar import scalar_fleet, strategy_of
+
+# Clients want w = 2, 4 and -2.
+THREE = [[(1.0, 2.0)], [(1.0, 4.0)], [(1.0, -2.0)]]
+GOOD = ("clients=12", "local.steps=10", "local.lr=0.1", "model.hidden=[32]", "data.rotations=4", "clusters=4")
+
+
+@pytest.mark.parametrize("method", ["fesem", "wecfl"])
+def test_one_round_by_hand(method):
+    fleet = scalar_fleet(THREE, lr=0.1)
+    base = strategy_of(method, fleet, clusters=2)
+    base.clusters = Models(np.float32([[0.0], [0.0]]))
+    base.round(fleet)
+    # theta = 0.4, 0.8, -0.4: K-means {0.4, 0.8} | {-0.4}, centres 0.6 and -0.4
+    assert base.assignment[0] == base.assignment[1] != base.assignment[2]
+    assert base.clusters.values[base.assignment[[0, 2]], 0].tolist() == pytest.approx([0.6, -0.4])
+    # (0.2^2 + 0.2^2 + 0) / 3
+    assert base.report["clustering_objective"] == pytest.approx(0.08 / 3, rel=1e-5)
+
+
+def test_the_distance_penalty_by_hand_and_zero_without_it():
+    fleet = scalar_fleet([[(1.0, 2.0)]], lr=0.1, steps=2)
+    base = strategy_of("fesem", fleet, clusters=1, options={"fesem": FeSEMOptions(lam=0.5)})
+    base.clusters = Models(np.float32([[1.0]]))
+    base.round(fleet)
+    # as FedProx: step 1 w = 1.2; step 2 g = 2 (1.2 - 2) + 0.5 * 0.2 = -1.5, w = 1.35
+    assert base.clusters.values.tolist() == [pytest.approx([1.35], rel=1e-6)]
+
+
+@pytest.mark.parametrize("method", ["fesem", "wecfl", "ifca", "random"])
+def test_one_cluster_is_fedavg(method):
+    one, fedavg = session_of(f"method={method}", "clusters=1"), session_of("method=fedavg", "clusters=1")
+    reports, plain = run(one, 3), run(fedavg, 3)
+    assert np.array_equal(one.server.strategy.clusters.values[0], fedavg.server.strategy.model)
+    assert digest(reports[-1].clients["accuracy"]) == digest(plain[-1].clients["accuracy"])
+
+
+def test_equal_sizes_make_wecfl_fesem_and_unequal_ones_do_not():
+    def final(method, *more):
+        session = session_of(f"method={method}", *more)
+        run(session, 3)
+        return session.server.strategy.clusters.values
+
+    sizes = session_of("method=fesem", "clients=8", "data.rotations=1").server.setup.sizes
+    if len(set(sizes.tolist())) == 1:
+        assert np.array_equal(final("fesem", "data.rotations=1"), final("wecfl", "data.rotations=1"))
+    assert np.array_equal(final("fesem", "weights=uniform"), final("wecfl", "weights=uniform"))
+    skewed = ("partition=dirichlet", "partition.alpha=0.3", "clusters=3")
+    assert not np.array_equal(final("fesem", *skewed), final("wecfl", *skewed))
+
+
+@pytest.mark.parametrize("method", ["fesem", "wecfl"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_planted_rotations_are_recovered_within_ten_rounds(method, seed):
+    session = session_of(f"method={method}", f"seed={seed}", *GOOD)
+    reports = run(session, 8)
+    assert reports[-1].metrics["ari"] >= 0.9
+    assert reports[-1].metrics["changed"] == 0  # ids mean the same from round to round
+
+
+@pytest.mark.parametrize("change", ["fesem.lam=0.5", "fesem.features=parameters"])
+def test_options_reach_the_numbers(change):
+    setting = ("method=fesem", "partition=dirichlet", "clusters=3", "rounds=4")
+    plain, changed = session_of(*setting), session_of(*setting, change)
+    reports, other = run(plain, 4), run(changed, 4)
+    objectives = [[r.metrics["clustering_objective"] for r in each] for each in (reports, other)]
+    assert objectives[0] != objectives[1]
+
+
+def test_warm_starts_begin_at_the_last_centres(monkeypatch):
+    import strategies.clustering as clustering
+
+    given = []
+    original = clustering.kmeans
+    monkeypatch.setattr(clustering, "kmeans", lambda *a, **k: (given.append(k), original(*a, **k))[1])
+    session = session_of("method=fesem", "fesem.warm=true", "fesem.starts=3")
+    run(session, 1)
+    kept = session.server.strategy.centres.copy()
+    run(session, 1, first=2)
+    assert given[0]["centres"] is None and np.array_equal(given[1]["centres"], kept)
+    assert given[0]["starts"] == 3
+
+
+@pytest.mark.parametrize("method", ["fesem", "wecfl", "oracle", "random"])
+def test_partial_participation_and_layouts(method):
+    setting = (f"method={method}", "participation.fraction=0.5")
+    one = session_of(*setting)
+    two = session_of(*setting, blocks=[[5, 0], [1, 2, 3, 4, 6, 7]])
+    assert outcome(one, run(one, 3)) == outcome(two, run(two, 3))
+    assert np.isfinite(one.run_round(4).clients["accuracy"]).all()
+
+
+def test_fewer_distinct_models_than_clusters_is_told_and_survived():
+    session = session_of("method=fesem", "clusters=4", "participation.fraction=0.25")
+    report = session.run_round(1)
+    assert any("distinct models" in event for event in report.events)
+    assert np.isfinite(report.metrics["micro_loss"])
+
+
+def test_oracle_needs_planted_groups_and_a_cluster_for_each():
+    from foundation.errors import UserError
+
+    session = session_of("method=oracle", "clusters=4", "data.rotations=4")
+    assert run(session, 1)[0].metrics["ari"] == 1.0
+    with pytest.raises(UserError, match="set clusters=4"):
+        session_of("method=oracle", "clusters=2", "data.rotations=4")
+    with pytest.raises(UserError, match="planted groups"):
+        session_of("method=oracle", "data.rotations=1")
+
+
+def test_the_references_stand_where_they_should():
+    accuracy = {}
+    for method in ("oracle", "random", "wecfl"):
+        session = session_of(f"method={method}", *GOOD)
+        accuracy[method] = run(session, 8)[-1].metrics["micro_accuracy"]
+    assert accuracy["oracle"] >= accuracy["wecfl"] > accuracy["random"]

@@ -1,0 +1,112 @@
+"""Fine-tuning, ensembles and clients held out."""
+
+import numpy as np
+import pytest
+
+from foundation.errors import UserError
+from strategies.ensemble import expand
+from strategies.references import Prediction
+from tests.support.experiments import checkpoint_of, config_of, outcome, run, session_of
+from tests.support.scalar import scalar_fleet, strategy_of
+
+
+def test_fine_tuning_by_hand_and_the_base_never_sees_it():
+    fleet = scalar_fleet([[(1.0, 2.0)], [(1.0, -2.0)]], lr=0.1)
+    strategy = strategy_of("fedavg+finetune", fleet, rounds=1)
+    strategy.model = np.float32([1.0])
+    strategy.run_round(fleet, 1)  # the mean of 1.2 and 0.4 is 0.8
+    mse = fleet.evaluate(strategy.predict(fleet))["mse"]
+    # own steps from 0.8: 0.8 + 0.24 = 1.04 and 0.8 - 0.56 = 0.24
+    assert mse.tolist() == pytest.approx([(1.04 - 2) ** 2, (0.24 + 2) ** 2], rel=1e-5)
+    assert strategy.model.tolist() == pytest.approx([0.8])
+
+
+def test_only_the_evaluations_of_the_final_figure_are_fine_tuned():
+    plain, tuned = session_of("method=fedavg", "rounds=5"), session_of("method=fedavg+finetune", "rounds=5")
+    base, fine = run(plain, 5), run(tuned, 5)
+    same = [np.array_equal(a.clients["loss"], b.clients["loss"]) for a, b in zip(base, fine, strict=True)]
+    assert same == [True, True, False, False, False]
+    assert np.array_equal(plain.server.strategy.model, tuned.server.strategy.model)
+
+
+def test_fine_tuning_helps_under_heterogeneity_and_both_parts_of_cam_are_tuned():
+    setting = ("partition=n_class", "data.rotations=1", "rounds=3", "local.steps=10", "evaluation.train=true")
+    plain, tuned = session_of("method=fedavg", *setting), session_of("method=fedavg+finetune", *setting)
+    assert run(tuned, 3)[-1].metrics["micro_accuracy"] > run(plain, 3)[-1].metrics["micro_accuracy"]
+    cam = session_of("method=ifca+cam+finetune", "rounds=4")
+    run(cam, 4)
+    states = checkpoint_of(cam).clients
+    assert all({"model/finetune 0", "model/finetune 1"} <= state.keys() for state in states.values())
+
+
+def test_fine_tuning_is_refused_where_it_means_nothing():
+    for method in ("local+finetune", "ifca+finetune+cam"):
+        with pytest.raises(UserError, match="cannot be added"):
+            config_of(f"method={method}")
+
+
+def test_members_are_spelled_out():
+    assert expand(["fedavg*3", "ifca"]) == ["fedavg"] * 3 + ["ifca"]
+    with pytest.raises(UserError, match="whole number"):
+        expand(["fedavg*x"])
+
+
+def test_an_ensemble_of_one_is_the_method():
+    for combine in ("logit_sum", "logit_mean"):
+        one = session_of("ensemble=[fedavg]", f"combine={combine}")
+        reports = run(one, 3)
+        member = one.server.strategy.members[0]
+        found = session_of("method=fedavg").fleet.evaluate(Prediction([member.model]))
+        assert np.array_equal(reports[-1].clients["accuracy"], found["accuracy"])
+
+
+def test_members_are_independent_and_add_their_logits():
+    session = session_of("ensemble=[fedavg*2,ifca]")
+    reports = run(session, 2)
+    first, second, _ = session.server.strategy.members
+    assert not np.array_equal(first.model, second.model)
+    assert reports[-1].metrics["cluster_sizes"] is not None
+    alone = session_of("ensemble=[fedavg,ifca]")
+    run(alone, 2)
+    assert np.array_equal(alone.server.strategy.members[0].model, first.model)  # whoever else is on board
+
+
+def test_a_soft_vote_of_several_runs_beats_its_members_on_average():
+    session = session_of("ensemble=[fedavg*4]", "combine=logit_mean", "data.rotations=1", "local.steps=8")
+    together = run(session, 4)[-1].metrics["micro_loss"]
+    fleet = session.fleet.everyone
+    alone = [fleet.evaluate(Prediction([m.model]))["loss"].mean() for m in session.server.strategy.members]
+    assert together < np.mean(alone)
+
+
+@pytest.mark.parametrize("ensemble", ["[fedavg,ifca]", "[fedavg+finetune,ifca+finetune]", "[local,fedavg*2]"])
+def test_ensembles_survive_layouts_and_restores(ensemble):
+    setting = (f"ensemble={ensemble}",)
+    whole = session_of(*setting)
+    reports = run(whole, 4)
+    half = session_of(*setting)
+    first = run(half, 2)
+    again = session_of(*setting, blocks=[[0, 4], [1, 2, 3, 5, 6, 7]], checkpoint=checkpoint_of(half))
+    assert outcome(again, first + run(again, 2, first=3)) == outcome(whole, reports)
+
+
+def test_combinations_that_make_no_sense_are_refused():
+    session = session_of("ensemble=[ifca+cam,fedavg]", "combine=vote", "cam.warmup=0")
+    with pytest.raises(UserError, match="members of one model each"):
+        session.run_round(1)
+
+
+def test_held_out_clients_never_train_and_are_adopted():
+    session = session_of("method=ifca", "holdout_clients=0.25", "clients=12", "local.steps=10", "local.lr=0.1",
+                         "model.hidden=[32]")  # fmt: skip
+    reports = run(session, 6)
+    held = session.server.held_out
+    assert len(held) == 3 and (session.server.strategy.assignment[held] == -1).all()
+    states = checkpoint_of(session).clients
+    assert all(not states[int(client)] for client in held)
+    assert reports[-1].metrics["participants"] == 9
+    assert np.array_equal(np.flatnonzero(reports[-1].clients["held_out"]), held)
+    labels = session.server.strategy.labels(session.fleet.select(np.arange(12)))
+    groups = session.server.setup.groups
+    assert all(labels[h] in labels[np.setdiff1d(np.flatnonzero(groups == groups[h]), held)] for h in held)
+    assert reports[-1].metrics["holdout_micro_accuracy"] > 0.6
