@@ -14,7 +14,7 @@ Readings.
   all clients that are present (the released code: over all N).
 - Sel_s is drawn without replacement. With select=0, or no more clients than `select`, everyone trains and
   c_s = sum_k v_sk w_k, the paper's form for full participation: the plain mean of line 18 over everyone
-  would make all centres equal.
+  would make all centres equal. A drawn client that does not deliver is left out of the mean.
 - w_k is warm-started from the client's own last model, the first time from one common random model (the paper
   is silent; so does the released code); `init_from=mixture` starts from sum_s u_ks c_s / sum_s u_ks, where (5)
   says that w_k* is centred.

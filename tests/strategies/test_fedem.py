@@ -181,15 +181,16 @@ def test_a_client_that_blows_up_is_left_out_of_the_components():
 
 
 def test_pi_beside_fedsofts_weights_on_the_same_mixtures():
-    # The setting of test_fedsoft.py. pi is slower than u: it starts uniform and EM moves it step by step.
+    # The setting of test_fedsoft.py. pi is slower than u (uniform at first, moved step by step), and closer in the
+    # end: 0.01 to 0.02 after 40 rounds on five seeds, since each component fits one source alone.
     truth, errors = ten_ninety(10), []
     for seed in (0, 1):
         session = mixed_session(
             truth,
-            *("method=fedem", f"seed={seed}", "rounds=14", "evaluation.every=14"),
+            *("method=fedem", f"seed={seed}", "rounds=11", "evaluation.every=11"),
             *("local.lr=0.05", "local.momentum=0", "local.steps=8", "local.batch=20"),
         )
-        run(session, 14)
+        run(session, 11)
         errors.append(error_up_to_permutation(session.server.strategy.mixture, truth))
     assert max(errors) < 0.05
 
