@@ -27,8 +27,8 @@ class Finetune(Addon):
 
     @classmethod
     def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
-        if base.__name__ in ("Local", "Ditto", "FedPer", "FeMAM", "FedSoft"):
-            return "its clients predict with models that were trained on their own data already."
+        if base.__name__ in ("Local", "Ditto", "FedPer", "FeMAM", "FedSoft", "FedEM"):
+            return "its clients predict with models of their own, or with a mixture that such a training would break."
         if addons[-1] != "finetune":
             return "fine-tuning comes last; write it at the end of the method."
         return None

@@ -1,0 +1,116 @@
+"""Every command in the documents is run: they say what the code does today."""
+
+from __future__ import annotations
+
+import platform.launch
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import experiments
+from experiments.config import load_config
+from experiments.runner import run_experiment
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "DECISIONS.md", "CHANGELOG.md")
+DOOR = "python -m platform.launch"
+# Small enough for a test; everything else of a documented command stays as it is written.
+SMALLER = ["rounds=2", "local.steps=1", "model=mlp", "fleet.backend=in_process"]
+
+
+def commands(kind: str = "sh") -> list[tuple[str, str]]:
+    """(document, command) of every line of every fenced block, comments left out."""
+    found = []
+    for document in DOCUMENTS:
+        text = (ROOT / document).read_text(encoding="utf-8")
+        for block in re.findall(rf"^```{kind}\n(.*?)^```", text, flags=re.M | re.S):
+            lines = block.splitlines() if kind == "sh" else [block]
+            found += [
+                (document, re.sub(r"\s+#.*", "", line).strip() if kind == "sh" else line) for line in lines
+            ]
+    return [(document, line) for document, line in found if line]
+
+
+def of(start: str) -> list[str]:
+    return sorted({line for _, line in commands() if line == start or line.startswith(f"{start} ")})
+
+
+def smaller(arguments: list[str], storage: Path) -> list[str]:
+    """The same command on less work, with its results under `storage`."""
+    changed = [*SMALLER, f"storage={storage}"]
+    if any("con+cks" in argument for argument in arguments):
+        changed = [change for change in changed if change != "model=mlp"]  # it needs a backbone
+    keys = {change.partition("=")[0] for change in changed}
+    return [argument for argument in arguments if argument.partition("=")[0] not in keys] + changed
+
+
+def test_no_kind_of_command_is_left_out():
+    known = (DOOR, "make", "ray job submit", "ray start --head", "export RAY_AUTH_MODE")
+    assert [line for _, line in commands() if not line.startswith(known)] == []
+    assert {line for _, line in commands() if line.startswith("make")} >= {"make run", "make test"}
+
+
+@pytest.mark.parametrize("line", of("make"))
+def test_make_targets_exist_and_are_explained(line):
+    done = subprocess.run(["make", "--dry-run", *line.split()[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert line == "make" or f"{line} " in listed
+
+
+@pytest.mark.parametrize("line", [line for line in of(DOOR) if " resume " not in line])
+def test_commands_of_the_door(line, tmp_path, capsys):
+    arguments = shlex.split(line)[3:]
+    if arguments and arguments[0] in ("list", "doctor"):
+        assert platform.launch.main(arguments) == 0
+        return
+    code = platform.launch.main(smaller(arguments, tmp_path))
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    (made,) = [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
+    assert f"Results: {made}" in printed.out and experiments.open_run(made).status.state == "finished"
+
+
+class Stop(Exception):
+    pass
+
+
+def test_resume_and_open_as_the_readme_shows(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (line,) = [line for line in of(DOOR) if "name=my-run" in line]
+    arguments = [a for a in smaller(shlex.split(line)[3:], Path("runs")) if not a.startswith("checkpoint")]
+
+    def stop(report):
+        raise Stop
+
+    with pytest.raises(Stop):
+        run_experiment(load_config(None, [*arguments, "checkpoint.every=1"]), on_round=stop, quiet=True)
+    (resume,) = [line for line in of(DOOR) if " resume " in line]
+    assert platform.launch.main(shlex.split(resume)[3:]) == 0
+    capsys.readouterr()
+    (code,) = [block for _, block in commands("python")]
+    exec(compile(code, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("line", [*of("ray job submit"), *of("ray start")])
+def test_ray_commands_are_those_of_the_tests_on_a_real_cluster(line):
+    """tests/platform/test_ray_job.py runs them; here: what comes after `--` is a valid experiment."""
+    tests = (ROOT / "tests/platform/test_ray_job.py").read_text() + (
+        ROOT / "tests/support/clusters.py"
+    ).read_text()
+    words = [word for word in shlex.split(line.split(" -- ")[0]) if word != "--head"]
+    assert all(f'"{word}"' in tests for word in words)
+    if " -- " in line:
+        arguments = shlex.split(line.split(" -- ")[1])[3:]
+        assert load_config(None, [a for a in arguments if not a.startswith("storage")]).method
+
+
+def test_the_readme_shows_the_methods_that_exist():
+    from strategies import ADDONS, METHODS
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in [*METHODS, *ADDONS]:
+        assert f"`{name}`" in text, f"README.md does not name {name}"
