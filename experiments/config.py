@@ -30,6 +30,7 @@ from foundation.errors import UserError
 from foundation.registry import nearest
 from foundation.settings import ExperimentSettings
 
+AUTO = ("clusters", "auto")  # is short for choose_clusters=true
 NAMED = ("data", "partition", "model", "aggregation")  # `data=digits` is short for `data.name=digits`
 
 # Two ways of saying one thing: both at once is a mistake, and an override replaces the file's choice.
@@ -328,6 +329,9 @@ def _from_mapping(content: Mapping[Any, Any], file: str, prefix: str = "") -> It
             yield from _from_mapping(value, file, f"{key}.")
             continue
         key = f"{key}.name" if key in NAMED and isinstance(value, str) else key
+        if (key, value) == AUTO:
+            yield Given("choose_clusters", True, file)
+            continue
         leaf = _leaf(key, file)
         if isinstance(value, dict):
             raise UserError(f"Expected {key} to be {leaf.kind}, got a section in '{file}' ({leaf.about}).")
@@ -338,6 +342,8 @@ def _from_override(text: str) -> Given:
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
         raise UserError(f"Expected setting=value, got '{text}': write it as in rounds=10.")
+    if (key, value) == AUTO:
+        return Given("choose_clusters", True)
     key = f"{key}.name" if key in NAMED else key
     leaf = _leaf(key, "")
     if not value:
@@ -636,6 +642,11 @@ def _check_method(config: ExperimentSettings) -> None:
 
     members = expand(config.ensemble) or [config.method]
     bases = [METHODS.find(parse_method(member, config.clusters)[0]) for member in members]
+    if config.choose_clusters and (config.ensemble or not bases[0].clustered):
+        raise UserError(
+            f"Expected a clustered method with clusters=auto, got {quote(config.ensemble or config.method)}: "
+            "use a method such as ifca, fesem or wecfl, or set clusters yourself."
+        )
     if any(base.clustered for base in bases) and config.clusters > config.clients:
         raise UserError(
             f"Expected clusters <= clients, got clusters={config.clusters} and clients={config.clients}: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -13,6 +14,7 @@ from actors.cluster import connected
 from actors.reports import RoundReport
 from actors.session import ActorsLost, Checkpoint, InProcessSession, RaySession, Session
 from experiments.checkpoints import CheckpointWriter, latest
+from experiments.choose_clusters import choose_clusters
 from experiments.config import config_from_yaml, config_to_yaml
 from experiments.environment import describe_environment
 from experiments.plan import make_plan, run_path
@@ -34,12 +36,18 @@ def run_experiment(
     quiet: bool = False,
 ) -> Path:
     """Run an experiment to its end; returns its run directory."""
+    chosen = None
+    if config.choose_clusters:
+        chosen = choose_clusters(config)
+        config = dataclasses.replace(config, clusters=chosen.clusters, choose_clusters=False)
     federation = build_federation(config.data, config.partition, config.clients, config.seed)
     path = Path(run_directory) if run_directory is not None else run_path(config)
     run = RunDirectory.create(
         path, config_to_yaml(config), describe_environment(), dict(federation.indices())
     )
     with run:
+        if chosen is not None:
+            run.note(0, chosen.sentence)
         for note in federation.notes:
             run.note(0, note)
         _Drive(config, federation, run, on_round, quiet).run(0, None)
@@ -58,7 +66,7 @@ def resume(path: str | Path, on_round: OnRound | None = None, *, quiet: bool = F
         dataset = load_dataset(config.data, config.seed)
         federation = Federation.from_indices(dataset, read_arrays(run.path / "partition.safetensors"))
         drive = _Drive(config, federation, run, on_round, quiet)
-        drive.run(*drive.last_checkpoint())
+        drive.run(*drive.last_checkpoint(), resumed=True)
     return Path(path)
 
 
@@ -76,8 +84,11 @@ class _Drive:
         self.config, self.run_directory, self.on_round, self.quiet = config, run, on_round, quiet
         self.plan = make_plan(config, federation)
 
-    def run(self, done: int, checkpoint: Checkpoint | None) -> None:
-        """Rounds `done` + 1 to the last, through losses of actors and nodes."""
+    def run(self, done: int, checkpoint: Checkpoint | None, *, resumed: bool = False) -> None:
+        """Rounds `done` + 1 to the last, through losses of actors and nodes.
+
+        A run that is resumed, or that lost an actor, makes do with what the cluster has now.
+        """
         config, run = self.config, self.run_directory
         losses = 0
         with ExitStack() as stack:
@@ -85,7 +96,7 @@ class _Drive:
             progress = stack.enter_context(self._progress(done, where))
             while True:
                 try:
-                    self._rounds(done, checkpoint, progress, shrink=losses > 0)
+                    self._rounds(done, checkpoint, progress, shrink=resumed or losses > 0)
                     break
                 except ActorsLost as error:
                     losses += 1
@@ -125,6 +136,8 @@ class _Drive:
             for round in range(done + 1, config.rounds + 1):
                 report = session.run_round(round)
                 run.append(report)
+                for name, columns in report.records.items():
+                    run.record(name, round, columns)
                 if writer.due(round) or round == config.rounds:
                     run.flush(round)
                     writer.submit(round, session.snapshot())

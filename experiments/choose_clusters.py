@@ -1,0 +1,113 @@
+"""Choosing K by FeSEM's recipe (section 5.2): several K on a sample of the clients for a few rounds.
+
+The K with the lowest loss on validation samples is taken, never one that looks best on test data. The clients' own
+training samples are split for it where the experiment keeps no validation part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.session import InProcessSession
+from experiments.plan import make_plan
+from federated_data import Federation, build_federation
+from foundation.errors import UserError
+from foundation.randomness import generator
+from foundation.settings import ExperimentSettings
+
+SAMPLED_CLIENTS = 100
+ROUNDS = 3
+LARGEST = 10
+VALIDATION = 0.2
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one K came to."""
+
+    clusters: int
+    loss: float  # on validation samples, weighted by size
+    score: float  # accuracy, or mean squared error of a regression, there
+    spread: float | None  # value of the clustering objective
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The K that was chosen, and what it was chosen from."""
+
+    clusters: int
+    trials: tuple[Trial, ...]
+
+    @property
+    def sentence(self) -> str:
+        """One line for people."""
+        tried = ", ".join(f"{trial.clusters}: {trial.loss:.4g}" for trial in self.trials)
+        return f"clusters={self.clusters} was chosen by validation loss after {ROUNDS} rounds ({tried})."
+
+
+def choose_clusters(
+    config: ExperimentSettings,
+    candidates: Sequence[int] | None = None,
+    on_trial: Callable[[Trial], None] | None = None,
+) -> Choice:
+    """Try each K in this process and take the one of least validation loss (ties: the smallest)."""
+    if config.ensemble:
+        raise UserError(
+            "Choosing clusters takes one clustered method, got an ensemble: choose for a member, then set clusters."
+        )
+    most = min(LARGEST, config.clients // 2)
+    chosen = list(candidates) if candidates is not None else list(range(2, most + 1))
+    if not chosen:
+        raise UserError(
+            f"Choosing clusters needs at least 4 clients, got clients={config.clients}: set clusters yourself."
+        )
+    partition = dataclasses.replace(config.partition, validation=config.partition.validation or VALIDATION)
+    federation = _sampled(build_federation(config.data, partition, config.clients, config.seed), config.seed)
+    trials = []
+    for clusters in chosen:
+        trial = _try(config, federation, clusters)
+        trials.append(trial)
+        if on_trial is not None:
+            on_trial(trial)
+    best = min(trials, key=lambda trial: (trial.loss if np.isfinite(trial.loss) else np.inf, trial.clusters))
+    return Choice(best.clusters, tuple(trials))
+
+
+def _sampled(federation: Federation, seed: int) -> Federation:
+    """The federation of at most SAMPLED_CLIENTS of its clients."""
+    if len(federation.clients) <= SAMPLED_CLIENTS:
+        return federation
+    rng = generator(seed, "clients sampled to choose the number of clusters")
+    kept = np.sort(rng.permutation(len(federation.clients))[:SAMPLED_CLIENTS])
+    return dataclasses.replace(
+        federation,
+        clients=tuple(federation.clients[i] for i in kept),
+        groups=None if federation.groups is None else federation.groups[kept],
+        quarter_turns=None if federation.quarter_turns is None else federation.quarter_turns[kept],
+    )
+
+
+def _try(config: ExperimentSettings, federation: Federation, clusters: int) -> Trial:
+    fleet = dataclasses.replace(config.fleet, backend="in_process", actors=1, clients_per_actor=None)
+    tried = dataclasses.replace(
+        config,
+        clusters=clusters,
+        clients=len(federation.clients),
+        rounds=ROUNDS,
+        fleet=fleet,
+        holdout_clients=0.0,
+    )
+    session = InProcessSession(make_plan(tried, federation))
+    metrics = [session.run_round(round) for round in range(1, ROUNDS + 1)][-1].metrics
+    score = metrics.get("validation_micro_accuracy", metrics.get("validation_micro_mse"))
+    spread = metrics.get("clustering_objective")
+    return Trial(
+        clusters,
+        float(metrics["validation_micro_loss"]),  # type: ignore[arg-type]
+        float(score),  # type: ignore[arg-type]
+        None if spread is None else float(spread),  # type: ignore[arg-type]
+    )

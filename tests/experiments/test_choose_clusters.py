@@ -1,0 +1,57 @@
+"""Choosing K: FeSEM's recipe on planted groups, as a function and as `clusters=auto`."""
+
+import pytest
+
+from experiments import choose_clusters as module
+from experiments import open_run
+from experiments.choose_clusters import choose_clusters
+from experiments.runner import run_experiment
+from foundation.errors import UserError
+from tests.support.experiments import config_of
+
+GOOD = (
+    "method=fesem",
+    "clients=12",
+    "data.rotations=3",
+    "local.steps=15",
+    "local.lr=0.1",
+    "model.hidden=[32]",
+)
+
+
+def test_more_clusters_than_one_are_preferred_and_the_choice_is_the_least_validation_loss():
+    seen = []
+    choice = choose_clusters(config_of(*GOOD), [1, 2, 3, 6], seen.append)
+    assert [trial.clusters for trial in seen] == [1, 2, 3, 6]
+    best = min(choice.trials, key=lambda trial: trial.loss)
+    assert choice.clusters == best.clusters > 1
+    assert f"clusters={choice.clusters} was chosen" in choice.sentence
+
+
+def test_a_large_federation_is_sampled(monkeypatch):
+    monkeypatch.setattr(module, "SAMPLED_CLIENTS", 5)
+    sizes = []
+    original = module.make_plan
+    monkeypatch.setattr(
+        module,
+        "make_plan",
+        lambda config, federation: (sizes.append(config.clients), original(config, federation))[1],
+    )
+    choose_clusters(config_of(*GOOD), [2])
+    assert sizes == [5]
+
+
+def test_auto_runs_with_the_choice_and_keeps_it_in_its_config(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LARGEST", 3)
+    path = run_experiment(config_of(*GOOD, "clusters=auto", "rounds=2"), tmp_path / "run", quiet=True)
+    run = open_run(path)
+    assert run.config["clusters"] in (2, 3) and run.config["choose_clusters"] is False
+    assert any("was chosen" in text for text in run.events["text"])
+
+
+def test_what_cannot_be_chosen_is_refused():
+    for method in ("method=fedavg", "ensemble=[ifca,fedavg]"):
+        with pytest.raises(UserError, match="clustered method with clusters=auto"):
+            config_of(method, "clusters=auto")
+    with pytest.raises(UserError, match="at least 4 clients"):
+        choose_clusters(config_of("method=ifca", "clients=3"))
