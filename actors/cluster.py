@@ -35,17 +35,29 @@ def connected(fleet: FleetSettings) -> Iterator[str]:
         try:
             ray.init(address=address, **options)
         except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise UserError(
-                f"Expected a Ray cluster at '{address}', got none that answers ({reason}): start one with "
-                "`ray start --head`, check RAY_ADDRESS and RAY_AUTH_TOKEN, or unset both to run locally."
-            ) from error
+            raise UserError(_not_connected(address, error)) from error
         where = f"the Ray cluster at {address}"
     try:
         dashboard = getattr(ray.get_runtime_context(), "dashboard_url", None) or _dashboard()
         yield where + (f", dashboard http://{dashboard}" if dashboard else "")
     finally:
         ray.shutdown()
+
+
+def _not_connected(address: str, error: Exception) -> str:
+    import ray
+
+    # Ray wraps a refusal in a failure to connect and keeps the reason in the text of what it came from.
+    if isinstance(error, ray.exceptions.AuthenticationError) or "AuthToken" in str(error.__cause__):
+        return (
+            f"Expected the token of the Ray cluster at '{address}', got a wrong one or none: set "
+            "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what `ray get-auth-token` says on its head node."
+        )
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return (
+        f"Expected a Ray cluster at '{address}', got none that answers ({reason}): start one with "
+        "`ray start --head`, check RAY_ADDRESS, or unset it to run locally."
+    )
 
 
 def _dashboard() -> str:

@@ -6,11 +6,15 @@ import os
 import secrets
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import psutil
 import pytest
@@ -26,11 +30,6 @@ def short_folder() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def new_token() -> str:
-    """A token for one cluster."""
-    return secrets.token_hex(32)
 
 
 def free_ports(count: int) -> list[int]:
@@ -54,18 +53,6 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def ray_processes(folder: Path) -> list[psutil.Process]:
-    """Processes whose command line or environment names the temporary folder of a cluster."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and str(folder) in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 def still_alive(processes: Sequence[psutil.Process], seconds: float = 20.0) -> list[str]:
     """Those that have not ended after `seconds`, as lines that say what they are."""
     deadline = time.monotonic() + seconds
@@ -80,6 +67,20 @@ def still_alive(processes: Sequence[psutil.Process], seconds: float = 20.0) -> l
         if not lines or time.monotonic() > deadline:
             return lines
         time.sleep(0.1)
+
+
+def assert_idle(seconds: float = 20.0) -> None:
+    """Fail unless every resource of the connected cluster is free again, after a moment to let go."""
+    import ray
+
+    deadline = time.monotonic() + seconds
+    while True:
+        total, free = ray.cluster_resources(), ray.available_resources()
+        used = {name: total[name] - free.get(name, 0.0) for name in ("CPU", "GPU") if name in total}
+        if not any(used.values()) or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    assert not any(used.values()), f"a test left something running: {used}"
 
 
 @contextmanager
@@ -117,3 +118,72 @@ def own_cluster(cpus: int, gpus: int, **environment: str) -> Iterator[Path]:
             ray.shutdown()
         left = still_alive(started)
         assert not left, f"processes that outlived their cluster: {left}"
+
+
+@dataclass(frozen=True)
+class Head:
+    """A cluster started as an administrator would start it, with `ray start --head`."""
+
+    gcs: str  # host:port
+    dashboard: str  # http://host:port, which jobs are submitted to
+    folder: Path
+    environment: dict[str, str]  # of somebody who knows the token
+
+    def call(self, *command: str, seconds: float = 240.0, **environment: str) -> CompletedProcess[str]:
+        """Run a command in the project's root, as somebody who knows the token."""
+        return subprocess.run(
+            command, cwd=ROOT, env={**self.environment, **environment},
+            capture_output=True, text=True, timeout=seconds,
+        )  # fmt: skip
+
+
+@contextmanager
+def head_node(cpus: int) -> Iterator[Head]:
+    """`ray start --head` in the project's root, with a token, on ports of its own; ended with all it started."""
+    gcs, dashboard, agent, client = free_ports(4)
+    tools = str(Path(sys.executable).parent)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env = kept | {
+        "PATH": os.pathsep.join([tools, kept.get("PATH", "")]),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+    env.pop("PYTHONPATH", None)
+    with short_folder() as folder:
+        log = folder / "head.log"
+        command = [
+            f"{tools}/ray", "start", "--head", "--block", "--disable-usage-stats", "--num-cpus", str(cpus),
+            "--node-ip-address", "127.0.0.1", "--port", str(gcs), "--temp-dir", str(folder / "t"),
+            "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard),
+            "--dashboard-agent-listen-port", str(agent), "--ray-client-server-port", str(client),
+            "--object-store-memory", str(200 * 2**20), "--min-worker-port", "0", "--max-worker-port", "0",
+        ]  # fmt: skip
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
+        try:
+            _wait_for_port(dashboard, process, log)
+            yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}", folder / "t", env)
+        finally:
+            started = family(process.pid)
+            process.terminate()  # `--block` ends its children first
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            left = still_alive(started, 30)
+            for member in started:
+                with suppress(psutil.NoSuchProcess):
+                    member.kill()
+        assert not left, f"processes that outlived their cluster: {left}"
+
+
+def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+            return
+        except OSError:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)

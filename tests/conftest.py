@@ -1,0 +1,30 @@
+"""One Ray cluster for all tests of a session that need one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.clusters import own_cluster, short_folder
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[Path]:
+    """The shared cluster: 8 CPUs and 2 GPUs, declared and not real; yields the folder its workers know."""
+    from tests.support.killers import FOLDER
+
+    with short_folder() as folder, own_cluster(cpus=8, gpus=2, **{FOLDER: str(folder)}):
+        yield folder
+
+
+@pytest.fixture
+def ray_cluster(ray_session: Path) -> Iterator[Path]:
+    """The shared cluster, as empty as it was found: a test that leaves actors behind fails."""
+    from tests.support.clusters import assert_idle
+
+    yield ray_session
+    for armed in ray_session.iterdir():
+        armed.unlink()
+    assert_idle()
