@@ -311,8 +311,8 @@ class ClientBlock:
         arrays: tuple[npt.NDArray[Any], ...],
     ) -> Tensor:
         models = [(m, self._resolve(e, client, arrays)) for m, e in enumerate(request.models)]
-        held = [(m, vector) for m, vector in models if vector is not None]
         weights = np.ones(len(models)) if request.weights is None else request.weights[client]
+        held = [(m, vector) for m, vector in models if vector is not None and weights[m] != 0.0]
         total: Tensor | None = None
         for m, vector in held:
             outputs = outputs_of(self.model, self.samples, vector, index)

@@ -15,7 +15,7 @@ from actors.reports import RoundReport
 from actors.session import ActorsLost, Checkpoint, InProcessSession, RaySession, Session
 from experiments.checkpoints import CheckpointWriter, latest
 from experiments.choose_clusters import choose_clusters
-from experiments.config import config_from_yaml, config_to_yaml
+from experiments.config import check_network, config_from_yaml, config_to_yaml
 from experiments.environment import describe_environment
 from experiments.plan import make_plan, run_path
 from experiments.progress import Progress
@@ -34,16 +34,18 @@ def run_experiment(
     on_round: OnRound | None = None,
     *,
     quiet: bool = False,
+    command: str | None = None,
 ) -> Path:
-    """Run an experiment to its end; returns its run directory."""
+    """Run an experiment to its end; returns its run directory. `command` is kept in `environment.json`."""
     chosen = None
     if config.choose_clusters:
         chosen = choose_clusters(config)
         config = dataclasses.replace(config, clusters=chosen.clusters, choose_clusters=False)
     federation = build_federation(config.data, config.partition, config.clients, config.seed)
+    check_network(config, federation.input_shape, federation.classes)
     path = Path(run_directory) if run_directory is not None else run_path(config)
     run = RunDirectory.create(
-        path, config_to_yaml(config), describe_environment(), dict(federation.indices())
+        path, config_to_yaml(config), describe_environment(command), dict(federation.indices())
     )
     with run:
         if chosen is not None:

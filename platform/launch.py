@@ -78,6 +78,7 @@ class Request:
     file: Path | None = None
     overrides: list[str] = field(default_factory=list)
     argument: str | None = None
+    typed: list[str] = field(default_factory=list)  # the command line as it was given
 
 
 def parse(arguments: Sequence[str]) -> Request:
@@ -167,7 +168,7 @@ def run(request: Request) -> None:
 
     path = run_path(config)
     with _resumable(path):
-        run_experiment(config, path)
+        run_experiment(config, path, command=f"{DOOR} {shlex.join(request.typed)}".strip())
     _show_results(path)
 
 
@@ -496,6 +497,7 @@ def main(arguments: Sequence[str]) -> int:
     """Do what the command line asks for; returns the exit code (see the end of `HELP`)."""
     try:
         request = parse(arguments)
+        request.typed = list(arguments)
         COMMANDS[request.command](request)
         sys.stdout.flush()
     except UserError as error:

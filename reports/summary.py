@@ -216,6 +216,13 @@ def _facts(figures: Mapping[str, Any]) -> list[str]:
             agreement = (f"{label} {_number(figures['final'].get(key))}" for key, label in _AGREEMENT.items())
             text += f"; against the planted groups: {', '.join(agreement)}"
         facts.append(text + ".")
+    down, up = (figures["final"].get(f"cost_models_{way}") for way in ("down", "up"))
+    if down is not None and up is not None:
+        samples = [f"{figures['final'].get(f'cost_{kind}', 0):,.0f}" for kind in ("gradients", "forwards")]
+        facts.append(
+            f"Cost per participant and round: {down:.3g} models received and {up:.3g} delivered (FedAvg: 1 and 1), "
+            f"{samples[0]} samples trained on and {samples[1]} only evaluated."
+        )
     seconds = figures["seconds_per_round"]
     if seconds is not None:
         done = figures["rounds_done"]

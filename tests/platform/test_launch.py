@@ -499,12 +499,12 @@ def test_whatever_stops_a_run_the_way_on_is_said_and_works(
 ) -> None:
     whole = experiments.runner.run_experiment
 
-    def stopped(config: Any, path: Path) -> Path:
+    def stopped(config: Any, path: Path, **more: Any) -> Path:
         def stop(report: Any) -> None:
             if report.round == 2:
                 raise raised
 
-        return whole(config, path, stop, quiet=True)
+        return whole(config, path, stop, **{**more, "quiet": True})
 
     monkeypatch.setattr(experiments.runner, "run_experiment", stopped)
     arguments = [*IN_PROCESS, "rounds=4", "checkpoint.every=1", "name=stopped"]
