@@ -529,7 +529,7 @@ def test_whatever_stops_a_run_the_way_on_is_said_and_works(
 
 
 def test_a_failure_before_the_run_directory_says_so(door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **more: object) -> None:
         raise RuntimeError("no such luck")
 
     monkeypatch.setattr(experiments.runner, "run_experiment", fail)
@@ -545,7 +545,7 @@ def test_a_mistake_that_only_an_actor_sees_is_still_a_sentence(
     class RayTaskError(Exception):
         cause = UserError("Expected this, got that.")
 
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **more: object) -> None:
         raise RayTaskError("a long remote traceback")
 
     monkeypatch.setattr(experiments.runner, "run_experiment", fail)
