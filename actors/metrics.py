@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import foundation.torchvision_operators  # noqa: F401  (before the first import of torchmetrics)
-
-# isort: split
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
-from torchmetrics.functional.classification import multiclass_confusion_matrix
+
+if TYPE_CHECKING:  # the server and the driver import this module too, and torchmetrics takes seconds
+    from torch import Tensor
 
 # Which end of a metric is the worse one.
 _LOW_IS_WORSE = {"loss": False, "accuracy": True, "macro_f1": True, "mse": False}
@@ -40,6 +38,11 @@ def client_metrics(outputs: Tensor, targets: Tensor, losses: Tensor, classes: in
     if classes is None:
         error = outputs.detach().reshape(-1).double() - targets.reshape(-1).double()
         return {"loss": loss, "mse": float(error.square().mean())}
+    import foundation.torchvision_operators  # noqa: F401  (before the first import of torchmetrics)
+
+    # isort: split
+    from torchmetrics.functional.classification import multiclass_confusion_matrix
+
     predicted = outputs.detach().argmax(dim=1)
     # Counting in torchmetrics and dividing in float64: exact, and half the time of its own F1 score.
     counts = multiclass_confusion_matrix(predicted, targets, max(classes, 2), validate_args=False)

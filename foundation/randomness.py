@@ -48,7 +48,16 @@ def seeded_torch(seed: int) -> Iterator[None]:
     """
     import torch
 
-    cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=cuda):
-        torch.random.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+            torch.random.manual_seed(seed)
+            yield
+        return
+    # torch.random.manual_seed would also note, with a stack trace, how to seed devices that nobody uses: it
+    # takes 300 microseconds, and this runs once per client and round.
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed)
+    try:
         yield
+    finally:
+        torch.default_generator.set_state(before)

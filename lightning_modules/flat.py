@@ -121,8 +121,9 @@ class FlatModel:
         return state
 
     def zero_grad(self) -> None:
-        """Forget gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
+        """Forget gradients, as the optimizer would, without its book-keeping (a tenth of its time)."""
+        for parameter in self._slots:
+            parameter.grad = None
 
     def flat_gradient(self) -> Vector:
         """The gradients of the live parameters as a vector (buffers and untouched parameters: zero)."""
