@@ -1,0 +1,79 @@
+"""`python -m benchmarks [NAME] [--rounds N] [--json FILE]`: each benchmark in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+NAMES = ("workload_w", "memory", "start", "scale")
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def main() -> int:
+    """Run one benchmark here, or all of them one after the other; print tables, write JSON."""
+    arguments = _parser().parse_args()
+    everything = arguments.name == "all"
+    result = {name: _elsewhere(name, arguments) for name in NAMES} if everything else _here(arguments)
+    path = arguments.json or RESULTS / f"{arguments.name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    if arguments.json is None:
+        print(f"All numbers: {path}")
+    return 0
+
+
+def _here(arguments: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks.machine import facts
+
+    benchmark = importlib.import_module(f"benchmarks.{arguments.name}")
+    machine = facts()
+    result = benchmark.run(arguments.rounds, arguments.miniature)
+    print(benchmark.report(result), flush=True)
+    return {"benchmark": arguments.name, "machine": machine, "result": result}
+
+
+def _elsewhere(name: str, arguments: argparse.Namespace) -> Any:
+    """A benchmark must not feel what another one left behind in its process."""
+    with tempfile.TemporaryDirectory(prefix="archipelago-benchmark-") as folder:
+        path = Path(folder) / "result.json"
+        command = [sys.executable, "-m", "benchmarks", name, "--json", str(path)]
+        command += ["--rounds", str(arguments.rounds)] if arguments.rounds else []
+        command += ["--miniature"] if arguments.miniature else []
+        subprocess.run(command, check=True)
+        return json.loads(path.read_text())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Speed, memory, start and scale against their limits. Run it on a machine with nothing else "
+        "to do: the comparisons are made to bear noise, the seconds are not.",
+    )
+    parser.add_argument(
+        "name", nargs="?", default="all", choices=("all", *NAMES), help="default: all of them"
+    )
+    parser.add_argument(
+        "--rounds", type=_count, help="measurements of each kind (default: the benchmark's own)"
+    )
+    parser.add_argument("--json", type=Path, help="where to write the numbers (default: benchmarks/results/)")
+    parser.add_argument("--miniature", action="store_true", help="a tiny workload, to see that it runs")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text}")
+    return value
+
+
+# Processes of the bare loop import this file again, under another name.
+if __name__ == "__main__":
+    sys.exit(main())

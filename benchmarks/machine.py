@@ -1,0 +1,101 @@
+"""The machine, the versions, and what a tree of processes costs in memory and processor time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("torch", "lightning", "ray", "numpy", "torchvision", "torchmetrics")
+
+
+def facts() -> dict[str, Any]:
+    """Everything a reader needs to judge a number: machine, load, versions, commit."""
+    import psutil
+
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_average": list(os.getloadavg()),
+        "system": f"{os.uname().sysname} {os.uname().release}",
+        "python": sys.version.split()[0],
+        "versions": {name: metadata.version(name) for name in PACKAGES},
+        "commit": _git("rev-parse", "HEAD"),
+        "changed_files": _git("status", "--porcelain").splitlines(),
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return os.uname().machine
+
+
+def _git(*words: str) -> str:
+    try:
+        found = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return found.stdout.rstrip()
+
+
+def tree() -> list[int]:
+    """This process and everything below it: with a local Ray cluster, all of Ray too."""
+    import psutil
+
+    own = psutil.Process()
+    return [own.pid, *(child.pid for child in own.children(recursive=True))]
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Processor time, user and system, that these processes have used so far."""
+    total = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            continue
+        total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def proportional_bytes(pid: int) -> int:
+    """PSS: a page shared by n processes counts 1/n in each, hence once in the sum over a tree."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return 0
+
+
+def memory_by_process(pids: Iterable[int]) -> dict[str, int]:
+    """PSS in bytes of each process, by name and id."""
+    found = {}
+    for pid in pids:
+        if size := proportional_bytes(pid):
+            found[f"{_name(pid)} ({pid})"] = size
+    return found
+
+
+def _name(pid: int) -> str:
+    try:
+        words = (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return "?"
+    if words and words[0].startswith("ray::"):
+        return words[0]
+    shown = [Path(word).name for word in words if not word.startswith("-")][:2]
+    return " ".join(shown) or "?"

@@ -1,0 +1,90 @@
+"""Memory of the whole process tree on workload W: driver, Ray's own processes, server and client actors.
+
+PSS from /proc, so that shared memory (the object store, libraries) counts once.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from benchmarks.machine import memory_by_process, tree
+from benchmarks.tables import table, verdict
+from benchmarks.workload import MINIATURE, Workload
+
+LIMIT = 2.5e9  # bytes above the data
+PAUSE = 0.5  # seconds between two looks
+
+
+class Peak(threading.Thread):
+    """Looks at the process tree until it is stopped; keeps the largest sum it has seen, and what it was."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.largest: dict[str, int] = {}
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Look, wait, look again."""
+        while not self._over.wait(PAUSE):
+            self.look()
+
+    def look(self) -> dict[str, int]:
+        """Memory now, by process."""
+        now = memory_by_process(tree())
+        if sum(now.values()) > sum(self.largest.values()):
+            self.largest = now
+        return now
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self.join()
+
+
+def run(rounds: int | None, miniature: bool) -> dict[str, Any]:
+    """A few rounds of workload W on two client actors, watched."""
+    from actors.cluster import connected
+    from actors.session import RaySession
+
+    workload = MINIATURE if miniature else Workload()
+    after = []
+    peak = Peak()
+    peak.start()
+    plan = workload.plan("fleet.actors=2")
+    with connected(plan.fleet):
+        session = RaySession(plan)
+        for round in range(1, (rounds or 3) + 1):
+            session.run_round(round)
+            after.append(peak.look())
+        session.close()
+    peak.stop()
+    data, total = workload.facts()["data_bytes"], sum(peak.largest.values())
+    return {
+        "limit": LIMIT,
+        "workload": workload.facts(),
+        "data_bytes": data,
+        "peak_bytes": total,
+        "above_data_bytes": total - data,
+        "kept": total - data <= LIMIT,
+        "peak_by_process": peak.largest,
+        "after_round_bytes": [sum(look.values()) for look in after],
+        "after_last_round_by_process": after[-1],
+    }
+
+
+def report(result: dict[str, Any]) -> str:
+    """Largest processes first."""
+    above = result["above_data_bytes"]
+    title = (
+        f"Memory on workload W: peak {result['peak_bytes'] / 1e9:.2f} GB, data "
+        f"{result['data_bytes'] / 1e9:.2f} GB, above it {above / 1e9:.2f} GB, limit "
+        f"{result['limit'] / 1e9:.1f} GB: {verdict(above, result['limit'])}"
+    )
+    processes = sorted(result["peak_by_process"].items(), key=lambda item: -item[1])
+    rows = [[name, f"{size / 1e6:,.0f}"] for name, size in processes]
+    rows += [
+        [f"all, after round {number}", f"{size / 1e6:,.0f}"]
+        for number, size in enumerate(result["after_round_bytes"], 1)
+    ]
+    return table(title, ["process at the peak", "MB"], rows)

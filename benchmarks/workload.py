@@ -1,0 +1,94 @@
+"""What is timed: some clients with images of random pixels, and what each of them does in a round."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foundation.randomness import generator
+
+if TYPE_CHECKING:
+    from actors.session import Plan
+
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.2470, 0.2435, 0.2616)
+CLASSES = 10
+NEVER = 10**9  # rounds that are never reached, hence evaluations that never happen
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Clients, their images, the network and the steps of a round; the defaults are workload W."""
+
+    clients: int = 200
+    samples: int = 250
+    steps: int = 10
+    batch: int = 32
+    lr: float = 0.05
+    momentum: float = 0.9
+    keep_momentum: bool = True
+    seed: int = 0
+    model: str = "cnn_cifar"
+    shape: tuple[int, int, int] = (3, 32, 32)
+
+    def facts(self) -> dict[str, Any]:
+        """Plain data for the JSON result."""
+        return {**asdict(self), "data_bytes": self.images_held * (int(np.prod(self.shape)) + 8)}
+
+    @property
+    def images_held(self) -> int:
+        """Images of all clients: one more for each than it trains on, since every client needs a test set."""
+        return self.clients * (self.samples + 1)
+
+    def images(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """Pixels and labels: `samples` rows for each client in turn, then one test image for each."""
+        rng = generator(self.seed, "benchmark images")
+        x = rng.integers(0, 256, (self.images_held, *self.shape), dtype=np.uint8)
+        return x, rng.integers(0, CLASSES, self.images_held)
+
+    def train_indices(self, client: int) -> npt.NDArray[np.int64]:
+        """Rows of a client's training images."""
+        return np.arange(client * self.samples, (client + 1) * self.samples)
+
+    def settings(self) -> list[str]:
+        """The same workload in the platform's words."""
+        return [
+            "method=fedavg",
+            "data=synthetic",  # a name for the config; the samples are handed over by `plan`
+            f"model={self.model}",
+            "clusters=1",
+            f"clients={self.clients}",
+            f"rounds={NEVER}",
+            f"seed={self.seed}",
+            f"local.steps={self.steps}",
+            f"local.batch={self.batch}",
+            f"local.lr={self.lr}",
+            f"local.momentum={self.momentum}",
+            f"local.keep_optimizer={str(self.keep_momentum).lower()}",
+            f"evaluation.every={NEVER}",
+        ]
+
+    def plan(self, *overrides: str) -> Plan:
+        """The platform's plan of this workload: raw pixels, normalised by the platform."""
+        from experiments.config import load_config
+        from experiments.plan import make_plan
+        from federated_data import ClientData, Federation
+
+        x, y = self.images()
+        nothing = np.zeros(0, np.int64)
+        first_test = self.clients * self.samples
+        clients = tuple(
+            ClientData(self.train_indices(client), nothing, np.array([first_test + client]))
+            for client in range(self.clients)
+        )
+        channels = self.shape[0]
+        federation = Federation(
+            x, y, clients, None, CLASSES, MEAN[:channels], STD[:channels], "random pixels"
+        )
+        return make_plan(load_config(None, [*self.settings(), *overrides]), federation)
+
+
+MINIATURE = Workload(clients=6, samples=20, steps=3, batch=8)

@@ -1,0 +1,159 @@
+"""What the benchmarks measure with: process trees, statistics, verdicts, results that are plain JSON."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import machine, memory, scale, start
+from benchmarks.tables import shown, spread, table, verdict
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_machine_facts_are_plain_data():
+    facts = json.loads(json.dumps(machine.facts()))
+    assert facts["cores"] >= 1
+    assert facts["memory_bytes"] > 1e8
+    assert set(facts["versions"]) >= {"torch", "ray", "lightning"}
+    assert len(facts["commit"]) in (0, 40)  # none outside a repository
+
+
+def test_the_tree_has_this_process_and_its_children():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert {os.getpid(), child.pid} <= set(machine.tree())
+    finally:
+        child.communicate(b"\n")
+    assert child.pid not in machine.tree()
+
+
+def test_processor_time_counts_work_and_not_sleep():
+    before = machine.cpu_seconds([os.getpid()])
+    busy_until = time.process_time() + 0.2
+    while time.process_time() < busy_until:
+        pass
+    assert machine.cpu_seconds([os.getpid()]) - before >= 0.15
+    sleeper = subprocess.Popen(["sleep", "0.3"])
+    sleeper_used = machine.cpu_seconds([sleeper.pid])
+    sleeper.wait()
+    assert sleeper_used <= 0.05
+    assert machine.cpu_seconds([sleeper.pid]) == 0.0  # it has ended
+
+
+def test_shared_memory_counts_once(tmp_path):
+    """Two processes that map the same 64 MB cost 64 MB together, not 128."""
+    size, path = 64_000_000, tmp_path / "shared"
+    path.write_bytes(bytes(size))
+    program = (
+        "import mmap, sys; print('ready', flush=True); input();"
+        "file = open(sys.argv[1], 'rb'); view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ);"
+        "print(sum(view[i] for i in range(0, len(view), 4096)), flush=True); input()"
+    )
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    pids = [child.pid for child in children]
+    try:
+        assert [child.stdout.readline() for child in children] == ["ready\n"] * 2
+        before = sum(machine.memory_by_process(pids).values())
+        for child in children:
+            child.stdin.write("\n")
+            child.stdin.flush()
+        assert [child.stdout.readline() for child in children] == ["0\n"] * 2
+        after = sum(machine.memory_by_process(pids).values())
+    finally:
+        for child in children:
+            child.communicate("\n")
+    assert 0.9 * size < after - before < 1.2 * size
+
+
+def test_peak_keeps_the_largest_look():
+    peak = memory.Peak()
+    first = sum(peak.look().values())
+    held = np.ones(40_000_000, np.uint8)
+    peak.look()
+    del held
+    peak.look()
+    assert sum(peak.largest.values()) > first + 30_000_000
+
+
+def test_statistics_and_tables():
+    found = spread([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found == {"median": 3.0, "lower_quartile": 2.0, "upper_quartile": 4.0}
+    assert shown(found, 1) == "3.0 (2.0 to 4.0)"
+    assert verdict(1.1, 1.1) == "kept"
+    assert verdict(1.2, 1.1) == "MISSED"
+    assert table("T", ["a", "b"], [["x", "10"], ["yy", "5"]]).splitlines() == [
+        "T", "", "a    b", "--  --", "x   10", "yy   5",
+    ]  # fmt: skip
+
+
+def test_scale_by_hand():
+    """From 100 to 500 clients: cost up by a quarter, 2 MB more for 400 clients."""
+    found = {
+        100: {"seconds": [2.0, 2.0], "processor_seconds": [1.0, 1.0], "data_bytes": 100, "memory_bytes": 3e6},
+        500: {"seconds": [2.5, 2.5], "processor_seconds": [1.0, 1.1], "data_bytes": 500, "memory_bytes": 5e6},
+    }
+    result = json.loads(json.dumps(scale._result(found)))
+    assert result["largest_over_smallest_cost"] == 1.25
+    assert result["kept"] is False
+    assert result["memory_bytes_per_client"] == 5000.0
+    assert result["sizes"]["500"]["ratios"]["seconds"]["median"] == 1.25
+    assert "1.250, limit 1.15: MISSED" in scale.report(result)
+    assert "5.0 KB a client" in scale.report(result)
+
+
+def test_reports_name_what_was_found():
+    starts = [{"first_round_seconds": 12.0, "processor_seconds_until_then": 20.0, "whole_seconds": 15.0}]
+    text = start.report({"limit": 30.0, "slowest_seconds": 12.0, "starts": starts})
+    assert "at most 12.0 s, limit 30 s: kept" in text
+    found = {
+        "limit": 2.5e9,
+        "peak_bytes": 3_000_000_000,
+        "data_bytes": 154_000_000,
+        "above_data_bytes": 2_846_000_000,
+        "peak_by_process": {"driver (1)": 2_000_000_000, "raylet (2)": 1_000_000_000},
+        "after_round_bytes": [2_900_000_000],
+    }
+    text = memory.report(found)
+    assert "above it 2.85 GB, limit 2.5 GB: MISSED" in text
+    assert text.index("driver (1)") < text.index("raylet (2)")
+
+
+def test_the_server_needs_no_lightning():
+    """Every actor pays for its imports: seconds, and a hundred megabytes."""
+    program = (
+        "import sys, actors.server, actors.ray_actors;"
+        "print([m for m in ('lightning', 'torchmetrics', 'torchvision', 'sklearn') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_every_benchmark_runs_in_miniature(tmp_path):
+    path = tmp_path / "all.json"
+    command = [sys.executable, "-m", "benchmarks", "--miniature", "--json", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = json.loads(path.read_text())
+    assert set(found) == {"workload_w", "memory", "start", "scale"}
+    for each in found.values():
+        assert {"benchmark", "machine", "result"} == set(each)
+        assert isinstance(each["result"]["kept"], bool)
+    assert found["workload_w"]["result"]["variants"]["momentum kept"]["largest_difference"] < 1e-5
+    assert done.stdout.count("limit") >= 4
