@@ -19,11 +19,12 @@ $(READY): pyproject.toml constraints.txt
 run: $(READY)  ## Run the demonstration experiment: ends with a table and the path of its results
 	$(PY) -m platform.launch
 
+# Two processes: one has the tests on the shared Ray cluster (conftest.py groups them), both share the rest.
 test: $(READY)  ## Run the whole test suite
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadgroup
 
 test-fast: $(READY)  ## Run the tests that need no Ray cluster
-	$(PY) -m pytest -m "not ray and not slow and not full"
+	$(PY) -m pytest -n 2 --dist loadgroup -m "not ray and not slow and not full"
 
 check: lint types test  ## What CI runs: lint, types, tests
 

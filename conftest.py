@@ -3,8 +3,25 @@
 import platform
 from pathlib import Path
 
+import pytest
+
 # Under bare `pytest` the standard `platform` module is loaded before this file; pointing it at the package
 # lets tests import `platform.launch`. Nothing outside the tests may (tests/test_invariants.py).
 platform.__path__ = [str(Path(__file__).parent / "platform")]  # type: ignore[attr-defined]  # it is no package
 
 import foundation.torchvision_operators  # noqa: E402, F401  (before the first lightning or torchvision import)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under `-n 2`, all tests with Ray go to one process: they share a cluster, and two would starve each other."""
+    for item in items:
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_torch_thread() -> None:
+    """One thread, as in every actor: two test processes with all cores each are slower than one."""
+    import torch
+
+    torch.set_num_threads(1)
