@@ -2,6 +2,7 @@
 
 from strategies import (  # noqa: F401  (importing a method registers it)
     cam,
+    cfl,
     cks,
     con,
     ditto,
@@ -20,6 +21,7 @@ from strategies import (  # noqa: F401  (importing a method registers it)
     local,
     prox,
     reference_clusters,
+    robust,
     wecfl,
 )
 from strategies.base import ADDONS, METHODS, Context, Strategy, build, parse_method

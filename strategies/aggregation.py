@@ -17,7 +17,7 @@ more batches survive more of them. Clients that did not arrive, or weigh nothing
 without any keeps its model.
 
 The coordinate rules need all values of a coordinate at once: they gather columns in pieces, in id order and under
-a memory cap. Sorting comes first, so that no sum depends on the order of the clients.
+a memory cap.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def trimmed_mean(values: Matrix | npt.NDArray[np.float64], share: float) -> npt.
     count = len(values)
     # The small term: 0.29 * 100 is a little less than 29 in floating point.
     cut = min(int(share * count + 1e-9), (count - 1) // 2)
-    return np.sort(values, axis=0)[cut : count - cut].mean(axis=0, dtype=np.float64)
+    kept = np.sort(values, axis=0)[cut : count - cut] if cut else values
+    return kept.mean(axis=0, dtype=np.float64)
 
 
 def bootstrap(

@@ -15,11 +15,13 @@ from scipy.optimize import linear_sum_assignment
 from threadpoolctl import threadpool_limits
 
 from foundation.randomness import generator
+from strategies.aggregation import trimmed_mean
 from strategies.base import UNASSIGNED, ClusteredModels
 from strategies.interface import FleetView, Handle
 from strategies.references import Indices, Models
 
 Features = npt.NDArray[np.floating[Any]]
+Points = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Clustering:
     centres: npt.NDArray[np.float64]
     objective: float
     distinct: int  # how many clusters the points could fill
+    outlying: npt.NDArray[np.bool_] | None = None  # points that moved no centre
 
 
 def kmeans(
@@ -64,6 +67,89 @@ def kmeans(
     found[:distinct] = model.cluster_centers_
     total = float(np.sum(weights)) if weights is not None else float(len(points))
     return Clustering(model.labels_.astype(np.int64), found, float(model.inertia_) / total, distinct)
+
+
+def trimmed_kmeans(
+    features: Features,
+    clusters: int,
+    *,
+    seed: int,
+    trim: float = 0.05,
+    outliers: float = 0.0,
+    starts: int = 10,
+    iterations: int = 50,
+) -> Clustering:
+    """K-means that odd points cannot lead astray: the best of `starts` runs of Lloyd's method.
+
+    A centre is the coordinate-wise trimmed mean of its points (`trim` from each side; 0.5 is the median). The share
+    `outliers` of the points, those furthest from their centres, moves no centre, seeds none and does not count in
+    the objective; such points still get the label of their nearest centre.
+
+    >>> points = np.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2], [900.0]])
+    >>> trimmed_kmeans(points, 2, seed=0, outliers=0.2).centres.ravel().round(3).tolist()
+    [5.1, 0.1]
+    """
+    points = np.ascontiguousarray(features, np.float64)
+    shift = np.median(points, axis=0)
+    points = points - shift  # near the origin squared distances lose no digits
+    distinct = min(clusters, len(np.unique(points, axis=0)))
+    inside = len(points) - int(outliers * len(points) + 1e-9)
+    best = None
+    with threadpool_limits(limits=1):
+        for start in range(starts):
+            rng = generator(seed, "trimmed k-means", client=start)
+            found = _trimmed_run(points, _seeds(points, distinct, inside, rng), trim, inside, iterations)
+            if best is None or found.objective < best.objective:
+                best = found
+    assert best is not None
+    centres = np.zeros((clusters, points.shape[1]))
+    centres[:distinct] = best.centres + shift
+    return Clustering(best.labels, centres, best.objective, distinct, best.outlying)
+
+
+def _squared_distances(points: Points, centres: Points) -> Points:
+    """(n, K)."""
+    norms = np.add.reduce(points * points, axis=1)[:, None] + np.add.reduce(centres * centres, axis=1)
+    return np.maximum(norms - 2.0 * (points @ centres.T), 0.0)
+
+
+def _nearest(distances: Points, inside: int) -> tuple[Indices, npt.NDArray[np.bool_], float]:
+    """(label of each point, whether it is among the `inside` closest, mean squared distance of those)."""
+    labels = distances.argmin(axis=1).astype(np.int64)
+    own = distances.min(axis=1)
+    closest = np.argsort(own, kind="stable")[:inside]
+    kept = np.zeros(len(own), np.bool_)
+    kept[closest] = True
+    return labels, kept, float(own[closest].mean())
+
+
+def _seeds(points: Points, count: int, inside: int, rng: np.random.Generator) -> Points:
+    """k-means++ that never picks one of the points furthest from all seeds so far."""
+    seeds = points[[rng.integers(len(points))]]
+    while len(seeds) < count:
+        own = _squared_distances(points, seeds).min(axis=1)
+        chances = own.copy()
+        chances[np.argsort(own, kind="stable")[inside:]] = 0.0
+        if not chances.any():  # all but the outliers are seeds already
+            chances = own
+        seeds = np.concatenate([seeds, points[[rng.choice(len(points), p=chances / chances.sum())]]])
+    return seeds
+
+
+def _trimmed_run(points: Points, centres: Points, trim: float, inside: int, iterations: int) -> Clustering:
+    """Lloyd's method from given centres, until nothing moves."""
+    centres = centres.copy()
+    labels, kept, objective = _nearest(_squared_distances(points, centres), inside)
+    for _ in range(iterations):
+        before = labels, kept
+        for k in range(len(centres)):
+            own = points[kept & (labels == k)]
+            if len(own):  # a centre that only outliers are near stays where it is
+                centres[k] = trimmed_mean(own, trim)
+        labels, kept, objective = _nearest(_squared_distances(points, centres), inside)
+        if np.array_equal(labels, before[0]) and np.array_equal(kept, before[1]):
+            break
+    return Clustering(labels, centres, objective, len(centres), ~kept)
 
 
 def match_labels(previous: Indices, labels: Indices, clusters: int) -> Indices:
@@ -109,6 +195,12 @@ class ByParameters(ClusteredModels):
             return np.zeros(len(fleet.ids), np.int64)
         return self.labels(fleet)
 
+    def grouped(self, features: Features, weights: npt.NDArray[np.float64] | None, seed: int) -> Clustering:
+        """The clusters of this round's models."""
+        warm = self.centres if self.options.warm else None
+        starts = self.options.starts
+        return kmeans(features, self.K, seed=seed, weights=weights, starts=starts, centres=warm)
+
     def settle(self, fleet: FleetView, theta: Handle, c: Indices) -> Indices:
         if self.frozen:
             return c
@@ -117,13 +209,10 @@ class ByParameters(ClusteredModels):
         if not len(arrived):
             return c
         weights = self.point_weights(fleet)
-        found = kmeans(
+        found = self.grouped(
             theta.features(self.options.features)[arrived],
-            self.K,
-            seed=int(generator(self.context.seed, "k-means", round=self.number).integers(2**31)),
-            weights=None if weights is None else weights[arrived],
-            starts=self.options.starts,
-            centres=self.centres if self.options.warm else None,
+            None if weights is None else weights[arrived],
+            int(generator(self.context.seed, "k-means", round=self.number).integers(2**31)),
         )
         if found.distinct < self.K:
             self.events.append(
