@@ -76,13 +76,11 @@ class CFL(ClusteredModels):
 
     Options = CFLOptions
     by_loss = (
-        True  # newcomers choose by loss; CAM warms its shared model up, as one cluster has nothing to warm
+        True  # as newcomers do; under CAM the shared model is warmed up: one cluster has nothing to warm
     )
     state = ("clusters", "K", "parents", "waiting", "scale")
     parents: Indices  # the cluster that each cluster was split off from
-    waiting: (
-        Indices  # by client id: the cluster made by the split a client waits at; UNASSIGNED: it does not wait
-    )
+    waiting: Indices  # by client id: the cluster made by the split a client waits at, else UNASSIGNED
     scale: float  # length of the longest mean update before the first split
 
     def setup(self, fleet: FleetView) -> None:
