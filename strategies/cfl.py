@@ -75,9 +75,7 @@ class CFL(ClusteredModels):
     """FedAvg in clusters; a cluster at rest whose clients are not is split."""
 
     Options = CFLOptions
-    by_loss = (
-        True  # as newcomers do; under CAM the shared model is warmed up: one cluster has nothing to warm
-    )
+    by_loss = True  # as newcomers do; CAM then warms its shared model up: one cluster has nothing to warm
     state = ("clusters", "K", "parents", "waiting", "scale")
     parents: Indices  # the cluster that each cluster was split off from
     waiting: Indices  # by client id: the cluster made by the split a client waits at, else UNASSIGNED
