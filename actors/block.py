@@ -27,7 +27,7 @@ from actors.requests import (
 )
 from foundation.errors import ClientFailure, UserError
 from foundation.randomness import generator, torch_seed
-from lightning_modules.base import build_module, follows_contract
+from lightning_modules.base import build_module, default_losses, follows_contract
 from lightning_modules.executors import PenaltyJob, TrainJob, TrainResult, make_executor, outputs_of
 from lightning_modules.flat import FlatModel
 from lightning_modules.samples import Samples
@@ -60,6 +60,7 @@ class ClientBlock:
             classes=setup.classes,
             device=device,
             normalise=setup.local.normalise,
+            chunk=setup.evaluation.batch,
             used=np.concatenate(used) if used else None,
         )
         self.model = FlatModel(self._fresh_module(torch_seed(setup.seed, "template")), device)
@@ -121,7 +122,10 @@ class ClientBlock:
                 return self._resolve(reference.default, client, arrays)
             return own
         if kind == "result":
-            return self._results[reference.name].get(client)
+            made = self._results.get(reference.name, {}).get(client)
+            if made is None and reference.default is not None:
+                return self._resolve(reference.default, client, arrays)
+            return made
         if kind == "merged":
             assert reference.default is not None and reference.other is not None
             base = self._resolve(reference.default, client, arrays)
@@ -255,7 +259,7 @@ class ClientBlock:
                 index = self.clients[client].train
                 under = self._sum_of_outputs(self._resolve_all(request.on_top_of, client, arrays), index)
                 models = self._resolve(request.models, client, arrays)
-                _, y = self.samples.batch(index)
+                y = self.samples.targets(index)
                 row = []
                 for k in range(len(models)):
                     outputs = outputs_of(self.model, self.samples, models[k], index)
@@ -297,7 +301,7 @@ class ClientBlock:
                 index = getattr(self.clients[client], request.split)
                 row: dict[str, float] = {"samples": len(index)}
                 if len(index):
-                    outputs, y = self._predict(client, request, index, arrays), self.samples.batch(index)[1]
+                    outputs, y = self._predict(client, request, index, arrays), self.samples.targets(index)
                     losses = self._prediction_losses(outputs, y, request.combine)
                     row |= client_metrics(outputs, y, losses, self.setup.classes)
                 rows.append(row)
@@ -331,6 +335,8 @@ class ClientBlock:
     def _prediction_losses(self, outputs: Tensor, y: Tensor, combine: str) -> Tensor:
         if combine in ("probability_mean", "vote") and self.setup.classes is not None:
             return torch.nn.functional.nll_loss(outputs.clamp_min(1e-12).log(), y, reduction="none")
+        if not callable(getattr(self.model.module, "loss", None)):  # a module that only has a training_step
+            return default_losses(outputs, y, self.setup.classes)
         return self._sample_losses(outputs, y)
 
     def _sum_of_outputs(self, vectors: list[Vector], index: npt.NDArray[np.int64]) -> Tensor | None:
@@ -345,7 +351,7 @@ class ClientBlock:
         if not follows_contract(module):
             raise UserError(
                 f"Expected a module with loss(outputs, y, reduction), got {type(module).__name__} which has "
-                "none: add it (see lightning_modules/base.py) to evaluate and to use clustered methods."
+                "none: add it (see lightning_modules/base.py) to use methods that compare models by their loss."
             )
         return module.loss(outputs, y, reduction="none")  # type: ignore[operator]
 
@@ -376,19 +382,23 @@ class ClientBlock:
     # --- models that stayed here ------------------------------------------------------------------------
 
     def combine(
-        self, handle: str, clients: list[int], weights: npt.NDArray[np.float64], exponent: int
+        self,
+        handle: str,
+        clients: list[int],
+        weights: npt.NDArray[np.float64],
+        exponents: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
         """(K, P) fixed-point partial sums of this block's models."""
-        results = self._results[handle]
+        results = self._results.get(handle, {})
         present = [j for j, client in enumerate(clients) if client in results]
         values = [results[clients[j]] for j in present]
-        return partial_sums(values, weights[:, present], exponent, self.model.spec.size)
+        return partial_sums(values, weights[:, present], exponents, self.model.spec.size)
 
     def columns(
         self, handle: str, clients: list[int], columns: npt.NDArray[np.int64] | None
     ) -> npt.NDArray[np.float32]:
         """(clients, columns) of the models; a client without one has zeros."""
-        results, size = self._results[handle], self.model.spec.size
+        results, size = self._results.get(handle, {}), self.model.spec.size
         nothing = np.zeros(size, np.float32)
         chosen = slice(None) if columns is None else columns
         rows = [results.get(client, nothing)[chosen] for client in clients]
@@ -400,7 +410,7 @@ class ClientBlock:
         self, handle: str, clients: list[int], to: Encoded, *arrays: npt.NDArray[Any]
     ) -> list[float]:
         """Euclidean distance of each client's model to its reference, in float64."""
-        results, found = self._results[handle], []
+        results, found = self._results.get(handle, {}), []
         for client in clients:
             own, other = results.get(client), self._resolve(to, client, arrays)
             if own is None or other is None:
@@ -435,7 +445,7 @@ class ClientView:
     def sample_losses(self, models: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """(samples, K) training losses under each model."""
         block, index = self._block, self._block.clients[self.id].train
-        _, y = block.samples.batch(index)
+        y = block.samples.targets(index)
         columns = [
             block._sample_losses(outputs_of(block.model, block.samples, models[k], index), y)
             for k in range(len(models))

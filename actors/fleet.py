@@ -23,7 +23,7 @@ from strategies.parameters import (
     Matrix,
     ModelSpec,
     Vector,
-    fixed_point_exponent,
+    fixed_point_exponents,
     from_fixed_point,
     normalised_rows,
     one_hot,
@@ -44,6 +44,9 @@ from strategies.references import (
 
 if TYPE_CHECKING:  # a server process has no use for Lightning, which a block imports
     from actors.block import ClientBlock
+
+
+WILD = 1e9
 
 
 class Fleet(ABC):
@@ -206,7 +209,7 @@ class Fleet(ABC):
         if sample_weights is not None:
             weights = (self._state_prefix + sample_weights.name, sample_weights.column)
         scales = None if scale is None else wire.encode(PerClient(np.asarray(scale)))
-        handle, clients = self._round.next_handle(slot), self._participants()
+        handle, clients = self._round.next_handle(slot), self._participants(skip=self._round.dropped)
         arguments = {
             b: (
                 TrainRequest(
@@ -221,8 +224,9 @@ class Fleet(ABC):
                     slot=slot,
                     keep=None if keep is None else self.prefix + keep,
                     fresh=fresh,
-                    step_share={int(i): self._round.step_share[int(i)]
-                                for i in self.ids[at] if int(i) in self._round.step_share},
+                    # Fresh trainings belong to evaluations: there, nobody is a straggler.
+                    step_share={} if fresh else {int(i): self._round.step_share[int(i)]
+                                                 for i in self.ids[at] if int(i) in self._round.step_share},
                 ),
             )
             for b, at in clients.items()
@@ -231,10 +235,8 @@ class Fleet(ABC):
         objective, magnitude, gradients, forwards = self._scatter(outcome, clients, 4).T
         self._round.ledger.compute(gradients, forwards)
         self._round.objectives[slot] = (self.ids, objective)
-        # Whoever was dropped earlier in this round stays out of it, whatever came of this training.
-        objective[np.isin(self.ids, list(self._round.dropped))] = np.nan
         self._drop_not_finite(objective, magnitude, f"local training ('{slot}')", "model")
-        return Trained(self, handle, self.ids, objective, magnitude)
+        return Trained(self, handle, self.ids, objective, magnitude, start)
 
     def losses(
         self, models: Models, *, on_top_of: Reference | Sequence[Reference] | None = None
@@ -260,7 +262,11 @@ class Fleet(ABC):
     def gradients(self, at: Reference) -> Trained:
         """Full-batch gradients of each client's mean training loss."""
         wire = _Wire(self)
-        encoded, handle, clients = wire.encode(at), self._round.next_handle("gradient"), self._participants()
+        encoded, handle, clients = (
+            wire.encode(at),
+            self._round.next_handle("gradient"),
+            self._participants(skip=self._round.dropped),
+        )
         arguments = {
             b: (
                 ModelRequest(
@@ -325,10 +331,14 @@ class Fleet(ABC):
 
     # --- small print ------------------------------------------------------------------------------------
 
-    def _participants(self) -> dict[int, npt.NDArray[np.int64]]:
-        """{block: positions in `ids` of its clients}; blocks without any are left out."""
+    def _participants(self, skip: set[int] | None = None) -> dict[int, npt.NDArray[np.int64]]:
+        """{block: positions in `ids` of its clients}; blocks without any, and clients to skip, are left out."""
         blocks = self._block_of[self.ids]
         order = np.argsort(blocks, kind="stable")
+        if skip:
+            order = order[~np.isin(self.ids[order], list(skip))]
+        if not len(order):
+            return {}
         starts = np.flatnonzero(np.diff(blocks[order], prepend=-1))
         return {int(blocks[at[0]]): at for at in np.split(order, starts[1:]) if len(at)}
 
@@ -352,6 +362,11 @@ class Fleet(ABC):
     def _drop_not_finite(
         self, objective: npt.NDArray[np.float64], magnitude: npt.NDArray[np.float64], stage: str, result: str
     ) -> None:
+        finite = np.isfinite(objective) & np.isfinite(magnitude)
+        if finite.any():
+            # A model beyond all others by this much is diverging: averaged, it would wipe the others out.
+            limit = WILD * max(float(np.median(magnitude[finite])), 1.0)
+            magnitude[finite & (magnitude > limit)] = np.inf
         bad = self.ids[~(np.isfinite(objective) & np.isfinite(magnitude))]
         bad = bad[~np.isin(bad, list(self._round.dropped))]
         if not len(bad):
@@ -377,8 +392,10 @@ class Trained:
         ids: Indices,
         objective: npt.NDArray[np.float64],
         magnitude: npt.NDArray[np.float64],
+        start: Reference | None = None,
     ) -> None:
         self._fleet, self.handle, self.ids = fleet, handle, ids
+        self.start = start  # what a reference to this handle means for a client that did not arrive
         self.objective = objective
         self.arrived = np.isfinite(objective) & np.isfinite(magnitude)
         self._magnitude = np.where(self.arrived, magnitude, 0.0)
@@ -390,14 +407,14 @@ class Trained:
             raise ValueError(f"expected a (K, {len(self.ids)}) weight matrix, got shape {matrix.shape}")
         matrix = normalised_rows(matrix * self.arrived)
         self._fleet._round.ledger.up(self.handle, self.ids[matrix.any(axis=0)])
-        exponent = fixed_point_exponent(matrix, self._magnitude)
+        exponents = fixed_point_exponents(matrix, self._magnitude)
         fleet, clients = self._fleet, self._clients()
         totals = fleet._call(
             "combine",
-            {b: (self.handle, self._names(at), matrix[:, at], exponent) for b, at in clients.items()},
+            {b: (self.handle, self._names(at), matrix[:, at], exponents) for b, at in clients.items()},
         )
         summed = sum(totals.values(), np.zeros((len(matrix), fleet.spec.size), np.int64))
-        values = from_fixed_point(summed, exponent)
+        values = from_fixed_point(summed, exponents)
         for k in np.flatnonzero(~matrix.any(axis=1)):
             # An empty cluster has nothing to average: it keeps the model it had.
             if otherwise is None:
@@ -482,7 +499,7 @@ class _Round:
         self.release()
 
     def release(self) -> None:
-        self.placed: dict[int, tuple[npt.NDArray[Any], Any]] = {}
+        self.placed: dict[Any, tuple[npt.NDArray[Any], Any]] = {}
         self._handles = 0
 
     def next_handle(self, slot: str) -> str:
@@ -497,7 +514,8 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._down: dict[int, tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]] = {}
+        self._held: list[npt.NDArray[Any]] = []  # so that an address means one model for the whole round
+        self._down: dict[int, npt.NDArray[np.bool_]] = {}  # address of a model -> which clients got it
         self._up: dict[str, set[int]] = {}
         self.gradients = self.forwards = 0.0
 
@@ -505,12 +523,10 @@ class Ledger:
         self, models: npt.NDArray[Any], ids: Indices, rows: npt.NDArray[np.int64] | None, clients: int
     ) -> None:
         """Clients `ids` get a model, the whole array of models, or one row each (-1: none)."""
-        count = 1 if models.ndim == 1 else len(models)
-        _, sent = self._down.setdefault(id(models), (models, np.zeros((clients, count), bool)))
-        if rows is None:
-            sent[ids] = True
-        else:
-            sent[ids[rows >= 0], rows[rows >= 0]] = True
+        self._held.append(models)
+        for k, model in enumerate(np.atleast_2d(models)):
+            sent = self._down.setdefault(model.ctypes.data, np.zeros(clients, bool))
+            sent[ids if rows is None else ids[rows == k]] = True
 
     def up(self, handle: str, ids: Indices) -> None:
         """Clients `ids` deliver their result of a call."""
@@ -525,7 +541,7 @@ class Ledger:
         """Per participant."""
         count = max(participants, 1)
         return {
-            "cost_models_down": int(sum(sent.sum() for _, sent in self._down.values())) / count,
+            "cost_models_down": int(sum(sent.sum() for sent in self._down.values())) / count,
             "cost_models_up": sum(len(ids) for ids in self._up.values()) / count,
             "cost_gradients": self.gradients / count,
             "cost_forwards": self.forwards / count,
@@ -563,7 +579,10 @@ class _Wire:
             self._down(reference.values, None)
             return Encoded("models", self._array(reference.values))
         if isinstance(reference, Trained):
-            return Encoded("result", name=reference.handle)
+            same = reference.start is not None and np.array_equal(reference.ids, self._ids)
+            return Encoded(
+                "result", name=reference.handle, default=self.encode(reference.start) if same else None
+            )
         vector = np.asarray(reference)
         self._down(vector, None)
         return Encoded("vector", self._array(vector))
@@ -606,12 +625,13 @@ class _Wire:
 
     def _array(self, array: npt.NDArray[Any]) -> int:
         placed = self._fleet._round.placed
-        if id(array) not in placed:
-            placed[id(array)] = (
+        where = (array.ctypes.data, array.shape, array.strides)
+        if where not in placed:
+            placed[where] = (
                 array,
                 self._fleet._place(array),
             )  # held, so its id stays its own
-        self.arrays.append(placed[id(array)][1])
+        self.arrays.append(placed[where][1])
         return len(self.arrays) - 1
 
 

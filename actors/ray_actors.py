@@ -105,7 +105,7 @@ class ServerActor:
     def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
         """(the server's state, references to each block's client states), all of the last committed round."""
         states = [actor.call.remote("snapshot", ()) for actor in self.fleet.actors]
-        ray.wait(states, num_returns=len(states))
+        ray.wait(states, num_returns=len(states), fetch_local=False)
         return self.server.state(), states
 
     def models(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ can be rebuilt from the last checkpoint, with fewer actors if the cluster has sh
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -176,10 +177,11 @@ class RaySession:
             self._group = None
             free = capacity(_free_nodes(), fleet)
             if time.monotonic() >= deadline:
+                each = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
                 raise UserError(
-                    f"Expected room for {count} client actor{'' if count == 1 else 's'} of {bundle} each, but "
-                    f"the cluster is busy and has had room for {free} after {wait:g} s: wait until others are "
-                    "done, or ask for less (fleet.actors, fleet.cpus, fleet.gpus)."
+                    f"Expected room for {count} client actor{'' if count == 1 else 's'} of {each} each, but the "
+                    f"cluster is busy and has had room for {free} after {wait:g} s: wait until others are done, "
+                    "or ask for less (fleet.actors, fleet.cpus, fleet.gpus)."
                 )
             if flexible:
                 # One fewer at least: what is free may be scattered over devices and hold less than it seems.
@@ -266,7 +268,8 @@ class RaySession:
         if not ray.is_initialized():
             return
         for actor in [*self.clients, *([self.server] if self.server is not None else [])]:
-            ray.kill(actor)
+            with contextlib.suppress(Exception):  # gone already: the others and the group still have to go
+                ray.kill(actor)
         if self._group is not None:
             remove_placement_group(self._group)
         self.clients, self.server, self._group = [], None, None
@@ -329,6 +332,8 @@ class _surfacing:
             exceptions.ObjectLostError,
             exceptions.NodeDiedError,
             exceptions.ActorPlacementGroupRemoved,
+            exceptions.OutOfMemoryError,
+            exceptions.ActorUnschedulableError,
         )
         cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
         if cause is not error and isinstance(cause, ClientFailure | UserError):

@@ -92,7 +92,9 @@ def _sampled(federation: Federation, seed: int) -> Federation:
 
 
 def _try(config: ExperimentSettings, federation: Federation, clusters: int) -> Trial:
-    fleet = dataclasses.replace(config.fleet, backend="in_process", actors=1, clients_per_actor=None)
+    fleet = dataclasses.replace(
+        config.fleet, backend="in_process", actors=1, clients_per_actor=None, gpus=0.0
+    )
     tried = dataclasses.replace(
         config,
         clusters=clusters,

@@ -98,7 +98,8 @@ class _Drive:
             progress = stack.enter_context(self._progress(done, where))
             while True:
                 try:
-                    self._rounds(done, checkpoint, progress, shrink=resumed or losses > 0)
+                    state, checkpoint = checkpoint, None
+                    self._rounds(done, state, progress, shrink=resumed or losses > 0)
                     break
                 except ActorsLost as error:
                     losses += 1
@@ -131,8 +132,13 @@ class _Drive:
 
     def _rounds(self, done: int, checkpoint: Checkpoint | None, progress: Any, *, shrink: bool) -> None:
         config, run = self.config, self.run_directory
-        session = self._session(checkpoint, shrink)
         writer = CheckpointWriter(run.path, every=config.checkpoint.every, keep=config.checkpoint.keep)
+        try:
+            session = self._session(checkpoint, shrink)
+        except BaseException:
+            writer.abandon()
+            raise
+        del checkpoint  # a copy of every client's state, which the session has now
         try:
             progress.note(session.describe())
             for round in range(done + 1, config.rounds + 1):

@@ -2,8 +2,9 @@
 
 The contract of a federated module: `forward(x)` gives logits, `loss(outputs, y, reduction="none")` one loss
 per sample, `head_modules()` says which submodules are the head. The platform's own module wraps a network.
-A foreign LightningModule that only has `training_step` and `configure_optimizers` works with the methods that
-need no more (no additive models, no per-client losses), and is refused by the others with a sentence.
+A foreign LightningModule that only has `training_step`, `forward` and `configure_optimizers` works with the
+methods that need no more (no additive models, no penalties, no per-client losses; it is evaluated by
+cross-entropy or squared error), and is refused by the others with a sentence.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ from foundation.settings import LocalSettings, ModelSettings
 from lightning_modules.networks import NETWORKS, default_network
 
 
+def default_losses(outputs: Tensor, y: Tensor, classes: int | None, reduction: str = "none") -> Tensor:
+    """Cross-entropy, or squared error where there are no classes."""
+    if classes is None:
+        return nn.functional.mse_loss(outputs.reshape(y.shape), y, reduction=reduction)
+    return nn.functional.cross_entropy(outputs, y, reduction=reduction)
+
+
 class FederatedModule(lightning.LightningModule):
     """A network, its loss and its optimizer."""
 
@@ -41,9 +49,7 @@ class FederatedModule(lightning.LightningModule):
 
     def loss(self, outputs: Tensor, y: Tensor, reduction: str = "none") -> Tensor:
         """Cross-entropy, or squared error where there are no classes."""
-        if self.classes is None:
-            return nn.functional.mse_loss(outputs.reshape(y.shape), y, reduction=reduction)
-        return nn.functional.cross_entropy(outputs, y, reduction=reduction)
+        return default_losses(outputs, y, self.classes, reduction)
 
     def head_modules(self) -> tuple[str, ...]:
         """Names of the submodules that the papers call the head (the fully-connected layers)."""

@@ -34,7 +34,6 @@ from strategies.parameters import Vector
 from strategies.penalties import Penalty
 
 VMAP_TOLERANCE = 1e-4
-CHUNK = 512  # samples per forward pass of a frozen model
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,8 @@ def outputs_of(model: FlatModel, samples: Samples, vector: Vector, index: npt.ND
     model.module.eval()
     with torch.no_grad():
         chunks = [
-            model.module(samples.batch(index[start : start + CHUNK])[0])
-            for start in range(0, len(index), CHUNK)
+            model.module(samples.batch(index[start : start + samples.chunk])[0])
+            for start in range(0, len(index), samples.chunk)
         ]
     return torch.cat(chunks)
 
@@ -256,7 +255,11 @@ class _CollectLosses(lightning.Callback):
 
 
 def _batches(samples: Samples, batches: Sequence[npt.NDArray[np.int64]]) -> Any:
-    return torch.utils.data.DataLoader(_BatchList(samples, batches), batch_size=None, shuffle=False)
+    # A generator of its own: a loader draws a seed, which must not come from the client's (Dropout's) draws.
+    own = torch.Generator()
+    return torch.utils.data.DataLoader(
+        _BatchList(samples, batches), batch_size=None, shuffle=False, generator=own
+    )
 
 
 class _BatchList(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -272,13 +275,23 @@ class _BatchList(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 def _load_callback(path: str) -> lightning.Callback:
     module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)()
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"Expected an import path in local.trainer.callbacks, got '{path}' ({error})."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, lightning.Callback)):
+        raise UserError(
+            f"Expected lightning callbacks in local.trainer.callbacks, got '{path}' which is none."
+        )
+    return found()
 
 
 class VmapExecutor:
     """Clients with equal batch shapes as one batched model; the rest falls back to the loop, and says so."""
 
-    ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+    ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam)
 
     def __init__(self, model: FlatModel, samples: Samples, group: int = 32) -> None:
         self.model, self.samples, self.group = model, samples, group
@@ -294,6 +307,13 @@ class VmapExecutor:
             return f"{type(module).__name__} has no per-sample loss"
         if type(optimizer) not in self.ELEMENTWISE or len(optimizer.param_groups) != 1:
             return f"{type(optimizer).__name__} is not a plain SGD or Adam over one group"
+        parameters = list(module.parameters())
+        optimized = optimizer.param_groups[0]["params"]
+        same = len(parameters) == len(optimized) and all(
+            a is b for a, b in zip(parameters, optimized, strict=True)
+        )
+        if not same or not all(parameter.requires_grad for parameter in parameters):
+            return "some parameters are frozen or left out of the optimizer"
         for name, part in module.named_modules():
             if isinstance(part, torch.nn.modules.dropout._DropoutNd):
                 return f"'{name}' draws random numbers (Dropout)"
@@ -314,9 +334,19 @@ class VmapExecutor:
                 if len(chosen) == 1:
                     done[chosen[0]] = self.loop.train_one(jobs[chosen[0]])
                 else:
-                    done.update(zip(chosen, self._train_group([jobs[p] for p in chosen]), strict=True))
+                    done.update(zip(chosen, self._train_together([jobs[p] for p in chosen]), strict=True))
         for position in range(len(jobs)):
             yield done.pop(position)
+
+    def _train_together(self, jobs: list[TrainJob]) -> list[TrainResult]:
+        """A group as one model; what torch cannot batch (random draws in `forward`, odd layers) in the loop."""
+        try:
+            with torch.no_grad():  # gradients come from torch.func; a second graph would only cost
+                return self._train_group(jobs)
+        except RuntimeError as error:
+            self._why_not = f"torch cannot batch this module ({str(error).strip().splitlines()[0][:120]})"
+            self.notes.append(f"local.executor=vmap falls back to loop: {self._why_not}.")
+            return list(self.loop.train(jobs))
 
     def _train_group(self, jobs: list[TrainJob]) -> list[TrainResult]:
         model, module = self.model, self.model.module
@@ -375,7 +405,8 @@ class VmapExecutor:
     def _stacked_optimizer(self, leaves: list[Tensor], jobs: list[TrainJob]) -> torch.optim.Optimizer:
         """The module's optimizer over stacked parameters: its updates are element by element."""
         own = self.model.optimizer
-        optimizer = type(own)(leaves, **own.defaults)
+        settings = {name: value for name, value in own.param_groups[0].items() if name in own.defaults}
+        optimizer = type(own)(leaves, **settings)
         for index, leaf in enumerate(leaves):
             states = [job.optimizer_state or {} for job in jobs]
             for key in [k for k in states[0] if k.partition(".")[0] == str(index)]:

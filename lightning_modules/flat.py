@@ -49,7 +49,7 @@ class FlatModel:
         head, classifier = _head_of(module)
         tensors: list[tuple[str, Tensor, str]] = [(n, p, "parameter") for n, p in module.named_parameters()]
         floats = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
-        self._integers = [(b, b.clone()) for _, b in module.named_buffers() if not b.is_floating_point()]
+        self._integers = [(n, b.clone()) for n, b in module.named_buffers() if not b.is_floating_point()]
         tensors += [(n, b, "buffer") for n, b in floats]
         entries, start = [], 0
         for name, tensor, kind in tensors:
@@ -66,11 +66,14 @@ class FlatModel:
         self.spec = ModelSpec(tuple(entries))
         self.flat = torch.empty(start, dtype=torch.float32, device=self.device)
         self._views: list[tuple[Tensor, Tensor]] = []
-        for entry, (_, tensor, _) in zip(entries, tensors, strict=True):
+        self._owners: list[tuple[nn.Module, str] | None] = []  # of buffers, which a Trainer may replace
+        for entry, (name, tensor, kind) in zip(entries, tensors, strict=True):
             view = self.flat[entry.start : entry.stop].view(tensor.shape)
             view.copy_(tensor.detach())
             tensor.data = view
             self._views.append((tensor, view))
+            path, _, own = name.rpartition(".")
+            self._owners.append((module.get_submodule(path), own) if kind == "buffer" else None)
         self.optimizer = _only_optimizer(module)
         self._slots = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._loaded: Vector | None = None
@@ -81,11 +84,24 @@ class FlatModel:
         if held is not None and held.ctypes.data == vector.ctypes.data and held.size == vector.size:
             return  # the same memory, which `held` keeps alive and nobody can write to
         with torch.no_grad():
+            self._reattach(keep=False)
             self.flat.copy_(tensor_of(vector))
-            for live, start in self._integers:
-                live.copy_(start)
+            for name, start in self._integers:
+                self.module.get_buffer(name).copy_(start)
         # Only read-only memory can be recognised again: a writable one may have changed since.
         self._loaded = None if vector.flags.writeable else vector
+
+    def _reattach(self, *, keep: bool) -> None:
+        """Make every tensor a view of the flat one again, where a module or a Trainer replaced it."""
+        for (tensor, view), owner in zip(self._views, self._owners, strict=True):
+            live = tensor if owner is None else owner[0]._buffers[owner[1]]
+            if live is tensor and live.data_ptr() == view.data_ptr():
+                continue
+            if keep and live is not None:
+                view.copy_(live.detach())
+            tensor.data = view
+            if owner is not None:
+                owner[0]._buffers[owner[1]] = tensor
 
     def touch(self) -> None:
         """Say that the live model is about to change."""
@@ -93,10 +109,7 @@ class FlatModel:
 
     def vector(self) -> Vector:
         """The live model as a value of its own, which nobody can write to."""
-        for tensor, view in self._views:
-            if tensor.data_ptr() != view.data_ptr():  # a module that replaced its own tensor
-                view.copy_(tensor.detach())
-                tensor.data = view
+        self._reattach(keep=True)
         value = self.flat.detach().cpu().numpy().copy()
         value.flags.writeable = False
         return value
@@ -108,7 +121,7 @@ class FlatModel:
             index, _, name = key.partition(".")
             parameter = self._slots[int(index)]
             tensor = torch.from_numpy(value.copy())
-            on_device = tensor.shape == parameter.shape
+            on_device = name != "step" and tensor.shape == parameter.shape
             self.optimizer.state[parameter][name] = tensor.to(self.device) if on_device else tensor
 
     def optimizer_state(self) -> OptimizerState:

@@ -165,15 +165,18 @@ def one_hot(rows: npt.ArrayLike, count: int, weights: npt.ArrayLike) -> Weights:
     return matrix
 
 
-def fixed_point_exponent(weights: Weights, magnitudes: npt.ArrayLike) -> int:
-    """The largest s for which sum_j |w_kj| * magnitude_j * 2**s stays below 2**62 in every row k."""
-    bound = float(np.max(np.abs(weights) @ np.asarray(magnitudes, np.float64), initial=0.0))
-    if not math.isfinite(bound):
+def fixed_point_exponents(weights: Weights, magnitudes: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """For each row k the largest s with sum_j |w_kj| * magnitude_j * 2**s below 2**62.
+
+    One for each row: a cluster with huge values must not cost the others their precision.
+    """
+    sizes = np.asarray(magnitudes, np.float64)
+    # fsum: exact, so that no library's threads can move the bound.
+    bounds = [math.fsum(np.abs(row) * sizes) for row in weights]
+    if not all(math.isfinite(bound) for bound in bounds):
         raise OverflowError("a sum of models needs finite weights and values")
-    if bound == 0.0:
-        return 0
-    # One spare bit covers the rounding of the bound itself; 1000 keeps 2.0**s finite.
-    return min(62 - math.frexp(bound)[1] - 1, 1000)
+    # One spare bit covers the rounding of the products; 1000 keeps 2.0**s finite.
+    return np.array([min(62 - math.frexp(bound)[1] - 1, 1000) if bound else 0 for bound in bounds], np.int64)
 
 
 def add_weighted(total: Sums, value: Vector, weight: float, exponent: int, scratch: Weights) -> None:
@@ -183,18 +186,18 @@ def add_weighted(total: Sums, value: Vector, weight: float, exponent: int, scrat
     total += scratch.astype(np.int64)
 
 
-def partial_sums(values: list[Vector], weights: Weights, exponent: int, size: int) -> Sums:
+def partial_sums(values: list[Vector], weights: Weights, exponents: npt.NDArray[np.int64], size: int) -> Sums:
     """(K, P) fixed-point sums of some clients' models; the sums of any split add up to the same bits."""
     totals = np.zeros((weights.shape[0], size), np.int64)
     scratch = np.empty(size)
     for row, column in zip(*np.nonzero(weights), strict=True):
-        add_weighted(totals[row], values[column], float(weights[row, column]), exponent, scratch)
+        add_weighted(totals[row], values[column], float(weights[row, column]), int(exponents[row]), scratch)
     return totals
 
 
-def from_fixed_point(totals: Sums, exponent: int) -> Matrix:
+def from_fixed_point(totals: Sums, exponents: npt.NDArray[np.int64]) -> Matrix:
     """Fixed-point sums as float32 models."""
-    return np.ldexp(totals.astype(np.float64), -exponent).astype(np.float32)
+    return np.ldexp(totals.astype(np.float64), -exponents[:, None]).astype(np.float32)
 
 
 def weighted_sums(values: list[Vector], weights: npt.ArrayLike) -> Matrix:
@@ -205,5 +208,5 @@ def weighted_sums(values: list[Vector], weights: npt.ArrayLike) -> Matrix:
     """
     matrix = np.asarray(weights, np.float64)
     magnitudes = [float(np.max(np.abs(value), initial=0.0)) for value in values]
-    exponent = fixed_point_exponent(matrix, magnitudes)
-    return from_fixed_point(partial_sums(values, matrix, exponent, len(values[0])), exponent)
+    exponents = fixed_point_exponents(matrix, magnitudes)
+    return from_fixed_point(partial_sums(values, matrix, exponents, len(values[0])), exponents)

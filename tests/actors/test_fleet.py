@@ -225,3 +225,44 @@ def test_clusterability_is_zero_where_all_clients_have_the_same_data():
     gradients = ships.gradients(np.float32([0.0]))
     mean = gradients.average()
     assert gradients.distances(mean).tolist() == [0.0, 0.0]
+
+
+def test_a_client_dropped_earlier_in_the_round_stays_out_of_it():
+    ships = scalar_fleet([[(1.0, 2.0)], [(1e30, 1.0)]], lr=0.1, momentum=0.9)
+    theta = ships.train(start=np.float32([1.0]))
+    again = ships.train(start=np.float32([1.0]), on_top_of=theta, slot="second")
+    assert again.arrived.tolist() == [True, False] and len(ships.events) == 1
+    ships.commit()
+    assert "optimizer/second" not in ships.snapshot()[0][1]
+
+
+def test_a_reference_to_a_result_that_never_arrived_is_its_start():
+    ships = scalar_fleet([[(1.0, 2.0)], [(1e30, 1e30)]], lr=0.1)
+    theta = ships.train(start=np.float32([1.0]))
+    mse = ships.evaluate(Prediction([theta]))["mse"]
+    assert mse[0] == pytest.approx((1.2 - 2) ** 2, rel=1e-5) and mse[1] == 0.0  # 1 * 1e30 - 1e30
+
+
+def test_a_model_beyond_all_others_is_dropped_like_one_that_is_not_finite():
+    ships = scalar_fleet([[(1.0, 2.0)], [(1.0, 1.0)], [(1e8, 1.0)]], lr=0.1)
+    trained = ships.train(start=np.float32([1.0]))
+    assert trained.arrived.tolist() == [True, True, False] and ships.dropped == {2}
+
+
+def test_stragglers_fine_tune_all_their_steps():
+    session = session_of("method=fedavg", "local.steps=50", "local.momentum=0")
+    start = session.server.strategy.model
+    session.fleet.begin(1, {0: 0.1})
+    slow = session.fleet.train(start=start).distances(start)[0]
+    whole = session.fleet.train(start=start, slot="evaluation", fresh=True).distances(start)[0]
+    assert slow < whole
+
+
+def test_a_module_with_only_a_training_step_is_trained_and_evaluated():
+    session = session_of("method=fedavg", "model.target=tests.support.modules.ForeignModule")
+    reports = run(session, 3)
+    assert reports[-1].metrics["micro_accuracy"] > reports[0].metrics["micro_accuracy"]
+    from foundation.errors import UserError
+
+    with pytest.raises(UserError, match="which has none"):
+        session_of("method=ifca", "model.target=tests.support.modules.ForeignModule").run_round(1)

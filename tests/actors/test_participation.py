@@ -10,7 +10,9 @@ from tests.support.experiments import outcome, run, session_of
 
 def test_the_stream_depends_on_seed_and_round_alone():
     half = ParticipationSettings(fraction=0.5)
-    streams = [[participants(half, np.arange(20), seed, r).ids.tolist() for r in range(1, 30)] for seed in (0, 0, 1)]
+    streams = [
+        [participants(half, np.arange(20), seed, r).ids.tolist() for r in range(1, 30)] for seed in (0, 0, 1)
+    ]
     assert streams[0] == streams[1] != streams[2]
     assert all(len(ids) == 10 and ids == sorted(set(ids)) for ids in streams[0])
     assert len({tuple(ids) for ids in streams[0]}) > 25

@@ -242,3 +242,43 @@ def test_a_model_value_is_its_own_and_cannot_be_written_to():
     assert np.abs(first).max() > 0 and np.abs(model.vector()).max() == 0
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 1
+
+
+def test_vmap_leaves_frozen_parameters_to_the_loop():
+    model, samples = setup()
+    next(iter(model.module.parameters())).requires_grad_(False)
+    executor = make_executor("vmap", model, samples)
+    assert "frozen or left out" in executor.notes[0]
+    jobs = jobs_for(model)
+    for a, b in zip(executor.train(jobs), results("loop", model, samples, jobs), strict=True):
+        assert np.array_equal(a.model, b.model)
+
+
+def test_loop_and_trainer_draw_the_same_dropout():
+    model, samples = setup(target="tests.support.modules.DropoutModule")
+    jobs = jobs_for(model)
+    for a, b in zip(
+        results("loop", model, samples, jobs), results("trainer", model, samples, jobs), strict=True
+    ):
+        assert np.array_equal(a.model, b.model)
+
+
+def test_buffers_that_somebody_replaced_come_back_into_the_model():
+    model, samples = setup("cnn_fashion")
+    model.module.double().float()  # what moving a module to a device and back does to its buffers
+    jobs = jobs_for(model, count=2)
+    again, _ = setup("cnn_fashion")
+    for a, b in zip(
+        results("loop", model, samples, jobs), results("loop", again, samples, jobs), strict=True
+    ):
+        assert np.array_equal(a.model, b.model)
+
+
+def test_trainer_callbacks_must_be_callbacks():
+    model, samples = setup()
+    with pytest.raises(UserError, match="lightning callbacks"):
+        next(
+            make_executor("trainer", model, samples, {"callbacks": ["os.getcwd"]}).train(
+                jobs_for(model, count=1)
+            )
+        )

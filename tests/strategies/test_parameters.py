@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from strategies.parameters import (
     ModelEntry,
     ModelSpec,
-    fixed_point_exponent,
+    fixed_point_exponents,
     from_fixed_point,
     normalised_rows,
     one_hot,
@@ -38,22 +38,22 @@ def test_partial_sums_have_the_same_bits_for_every_split_and_order(seed, clients
         (rng.standard_normal(17) * 10.0 ** rng.integers(-4, 5)).astype(np.float32) for _ in range(clients)
     ]
     weights = normalised_rows(rng.random((3, clients)) * (rng.random((3, clients)) < 0.7))
-    exponent = fixed_point_exponent(weights, [float(np.abs(v).max()) for v in values])
-    whole = partial_sums(values, weights, exponent, 17)
+    exponents = fixed_point_exponents(weights, [float(np.abs(v).max()) for v in values])
+    whole = partial_sums(values, weights, exponents, 17)
     order = rng.permutation(clients)
     split = np.zeros_like(whole)
     for part in np.array_split(order, cuts):
-        split += partial_sums([values[j] for j in part], weights[:, part], exponent, 17)
+        split += partial_sums([values[j] for j in part], weights[:, part], exponents, 17)
     assert np.array_equal(whole, split)
     exact = weights @ np.stack(values).astype(np.float64)
-    assert np.allclose(from_fixed_point(whole, exponent), exact, rtol=1e-6, atol=1e-12)
+    assert np.allclose(from_fixed_point(whole, exponents), exact, rtol=1e-6, atol=1e-12)
 
 
 def test_sums_cannot_overflow_and_refuse_what_is_not_finite():
     values = [np.full(4, 3e38, np.float32)] * 50
     assert np.allclose(weighted_sums(values, np.full((1, 50), 1 / 50)), 3e38)
     with pytest.raises(OverflowError, match="finite"):
-        fixed_point_exponent(np.array([[1.0]]), [np.inf])
+        fixed_point_exponents(np.array([[1.0]]), [np.inf])
 
 
 def test_an_empty_row_stays_zero_and_minus_one_feeds_nobody():
@@ -79,3 +79,8 @@ def test_spec_knows_its_parts_and_survives_json():
     assert ModelSpec.from_json(spec.to_json()) == spec
     with pytest.raises(ValueError, match="expected a part"):
         spec.columns("tail")
+
+
+def test_huge_values_of_one_cluster_cost_the_others_nothing():
+    values = [np.float32([1.5, -2.0]), np.float32([3e25, 0.0])]
+    assert weighted_sums(values, np.eye(2))[0].tolist() == [1.5, -2.0]

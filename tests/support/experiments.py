@@ -32,6 +32,8 @@ def config_of(*overrides: str) -> Any:
     replaced = {override.partition("=")[0] for override in overrides}
     if "local.epochs" in replaced:
         replaced.add("local.steps")
+    if "model.target" in replaced:
+        replaced.add("model")
     kept = [setting for setting in TINY if setting.partition("=")[0] not in replaced]
     return load_config(None, [*kept, *overrides])
 

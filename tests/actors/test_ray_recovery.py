@@ -1,0 +1,214 @@
+"""Whatever is killed, a run goes on by itself, or is resumed, and leaves the files of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+
+import actors.ray_actors
+import actors.session
+import experiments.runner
+from actors.reports import RoundReport
+from actors.session import ActorsLost, RaySession
+from experiments import open_run
+from experiments.runner import resume, run_experiment
+from tests.support import killers
+from tests.support.clusters import ROOT, family, short_folder, still_alive
+from tests.support.experiments import TINY, config_of
+from tests.support.runs import assert_equal_runs, events
+
+pytestmark = pytest.mark.ray
+
+SETTINGS = (*killers.MODULE, "rounds=5", "checkpoint.every=2")
+
+
+def once_after(round: int, action: Callable[[], Any]) -> Callable[[RoundReport], None]:
+    """Call `action` when this round is finished, the first time it is."""
+    done: list[int] = []
+
+    def on_round(report: RoundReport) -> None:
+        if report.round == round and not done:
+            done.append(round)
+            action()
+
+    return on_round
+
+
+def undisturbed(folder: Path, *settings: str) -> Path:
+    """The same experiment in this process, where nothing is killed."""
+    return run_experiment(config_of(*settings), folder / "undisturbed", quiet=True)
+
+
+def run_and_kill(folder: Path, place: str, after: int, *settings: str) -> Path:
+    """A run on the shared cluster in which somebody dies at `place`, in the fourth round."""
+    armed: list[Path] = []
+    path = run_experiment(
+        config_of(*settings, "fleet.backend=ray"),
+        folder / "killed",
+        once_after(3, lambda: armed.append(killers.arm(place, after))),
+        quiet=True,
+    )
+    assert len(armed) == 1 and not armed[0].exists(), "nobody was killed"
+    return path
+
+
+def lost(run: Path) -> list[str]:
+    return [event for event in events(run) if event.startswith("Lost an actor")]
+
+
+def test_a_client_actor_killed_while_it_trains(ray_cluster: Path, tmp_path: Path) -> None:
+    settings = (*SETTINGS, "method=ifca", "participation.fraction=0.75")
+    # The sixth step: one client of the block is done, the next is under way.
+    killed = run_and_kill(tmp_path, "training", 5, *settings, "fleet.actors=2")
+    assert_equal_runs(killed, undisturbed(tmp_path, *settings))
+    assert len(lost(killed)) == 1
+    assert "ifca-digits-seed0/clients-" in lost(killed)[0] and "from round 2" in lost(killed)[0]
+
+
+def test_a_client_actor_killed_between_training_and_averaging(
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors.ray_actors, "ServerActor", killers.MurderousServer)
+    settings = (*SETTINGS, "method=ifca", "local.optimizer=adam")
+    killed = run_and_kill(tmp_path, "client-before-combine", 0, *settings, "fleet.actors=2")
+    assert_equal_runs(killed, undisturbed(tmp_path, *settings))
+    assert len(lost(killed)) == 1
+
+
+def test_a_client_actor_killed_while_it_evaluates(ray_cluster: Path, tmp_path: Path) -> None:
+    settings = (*SETTINGS, "method=local")
+    killed = run_and_kill(tmp_path, "evaluation", 1, *settings, "fleet.actors=2")
+    assert_equal_runs(killed, undisturbed(tmp_path, *settings))
+    assert len(lost(killed)) == 1
+    models = open_run(killed).models
+    assert models["private-model"].shape[0] == 8  # what clients keep came through, too
+
+
+def test_a_server_actor_killed_while_its_clients_wait(
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors.ray_actors, "ServerActor", killers.MurderousServer)
+    settings = (*SETTINGS, "method=fedavg")
+    killed = run_and_kill(tmp_path, "server-before-combine", 0, *settings, "fleet.actors=1")
+    assert_equal_runs(killed, undisturbed(tmp_path, *settings))
+    assert len(lost(killed)) == 1 and "/server-" in lost(killed)[0]
+
+
+def test_fewer_actors_after_the_loss_than_before(
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts, taken = [], []
+
+    class Squeezed(RaySession):
+        """After the loss, somebody else has taken half of the cluster."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            if options["shrink"]:
+                taken.append(placement_group([{"CPU": 4}]))
+                assert taken[0].wait(60)
+            super().__init__(*arguments, **options)
+            layouts.append(self.layout)
+
+    monkeypatch.setattr(experiments.runner, "RaySession", Squeezed)
+    monkeypatch.setattr(actors.session, "PATIENCE", 2.0)
+    settings = (*SETTINGS, "method=ifca")
+    try:
+        killed = run_and_kill(tmp_path, "training", 3, *settings, "fleet.actors=3", "fleet.cpus=2")
+    finally:
+        for group in taken:
+            remove_placement_group(group)
+    assert [len(blocks) for blocks in layouts] == [3, 2]
+    assert_equal_runs(killed, undisturbed(tmp_path, *settings))
+
+
+def test_a_run_survives_only_so_many_losses_and_can_still_be_resumed(
+    ray_cluster: Path, tmp_path: Path
+) -> None:
+    settings = (*SETTINGS, "method=fedavg")
+    with pytest.raises(ActorsLost):
+        run_and_kill(tmp_path, "training", 0, *settings, "fleet.actors=1", "fleet.restarts=0")
+    assert open_run(tmp_path / "killed").status.state == "failed"
+    resume(tmp_path / "killed", quiet=True)
+    assert_equal_runs(tmp_path / "killed", undisturbed(tmp_path, *settings))
+
+
+def launch(*arguments: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    """`python -m platform.launch` with a Ray cluster of its own."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")}
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "platform.launch", *arguments],
+            cwd=ROOT, env={**env, "RAY_TMPDIR": str(folder)}, stdout=output, stderr=output,
+        )  # fmt: skip
+
+
+def rounds_in(run: Path) -> int:
+    file = run / "metrics.csv"
+    return file.read_bytes().count(b"\n") - 1 if file.exists() else 0
+
+
+def test_a_driver_killed_with_its_cluster_at_a_random_round_is_resumed(tmp_path: Path) -> None:
+    rounds, last = 40, random.SystemRandom().randint(3, 34)
+    settings = [*TINY[:-1], "method=ifca", f"rounds={rounds}", "checkpoint.every=3", "fleet.actors=2"]
+    settings = [setting for setting in settings if setting != "rounds=4"] + [
+        f"storage={tmp_path}",
+        "name=killed",
+    ]
+    run, log = tmp_path / "killed", tmp_path / "log"
+    with short_folder() as folder:
+        driver = launch(*settings, folder=folder, log=log)
+        members: list[Any] = []
+        try:
+            while rounds_in(run) < last:
+                assert driver.poll() is None, log.read_text()
+                time.sleep(0.005)
+            members = family(driver.pid)
+        finally:
+            driver.kill()
+            driver.wait()
+        assert len(members) > 5, "a driver has a cluster with it"
+        assert not still_alive(members, seconds=60)
+        status = open_run(run).status
+        assert status.state == "interrupted" and last <= status.rounds_done < rounds
+        again = launch("resume", str(run), folder=folder, log=log)
+        members = []
+        try:
+            while again.poll() is None:
+                members = family(again.pid) or members
+                time.sleep(0.5)
+        finally:
+            again.kill()
+            assert again.wait() == 0, f"killed after round {last}:\n{log.read_text()}"
+        assert not still_alive(members, seconds=60)
+    config = config_of("method=ifca", f"rounds={rounds}", "checkpoint.every=3")
+    whole = run_experiment(config, tmp_path / "undisturbed", quiet=True)
+    assert_equal_runs(run, whole)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "ifca", "local"])
+@pytest.mark.parametrize(
+    "place",
+    ["training", "evaluation", "client-before-combine", "server-before-train", "client-before-commit"],
+)
+def test_every_method_through_every_kill(
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, place: str
+) -> None:
+    if (method, place) == ("local", "client-before-combine"):
+        pytest.skip("nothing is averaged")
+    monkeypatch.setattr(actors.ray_actors, "ServerActor", killers.MurderousServer)
+    settings = (*SETTINGS, f"method={method}", "participation.fraction=0.75")
+    killed = run_and_kill(tmp_path, place, 0, *settings, "fleet.actors=2")
+    assert_equal_runs(killed, undisturbed(tmp_path, *settings))
+    assert len(lost(killed)) == 1
+    assert ray.is_initialized()

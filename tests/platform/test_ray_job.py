@@ -1,0 +1,70 @@
+"""Ray jobs on a real cluster that asks for a token, started as its administrator would start it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments import open_run
+from experiments.runner import run_experiment
+from tests.support.clusters import Head, head_node
+from tests.support.experiments import TINY, config_of
+from tests.support.runs import assert_equal_runs
+
+pytestmark = pytest.mark.ray
+
+EXPERIMENT = [*(setting for setting in TINY if not setting.startswith("fleet.")), "fleet.actors=1"]
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    with head_node(cpus=2) as started:
+        yield started
+
+
+def check_results(run: Path, folder: Path) -> None:
+    """The job left the run that the same experiment in this process leaves."""
+    assert open_run(run).status.state == "finished"
+    assert_equal_runs(run, run_experiment(config_of(), folder / "here", quiet=True))
+
+
+def test_a_job_that_brings_the_project_along(head: Head, tmp_path: Path) -> None:
+    done = head.call(
+        "ray", "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--",
+        "python", "-m", "platform.launch", *EXPERIMENT, f"storage={tmp_path}", "name=job",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"Results: {tmp_path / 'job'}" in done.stdout  # the table reached the one who submitted
+    check_results(tmp_path / "job", tmp_path)
+    # What was sent is the project, and neither its environment nor its history.
+    packages = [
+        path for path in head.folder.glob("session_2*/runtime_resources/working_dir_files/*") if path.is_dir()
+    ]
+    assert len(packages) == 1
+    sent = {path.name for path in packages[0].iterdir()}
+    assert {"platform", "actors", "tune_configs", "pyproject.toml"} <= sent
+    assert not sent & {".git", ".venv", "runs", ".mypy_cache", ".pytest_cache"}
+    assert sum(path.stat().st_size for path in packages[0].rglob("*")) < 20e6
+
+
+def test_a_job_on_nodes_that_carry_the_project(head: Head, tmp_path: Path) -> None:
+    done = head.call(
+        "ray", "job", "submit", "--", "python", "-m", "platform.launch", *EXPERIMENT, f"storage={tmp_path}",
+        "name=job", RAY_ADDRESS=head.dashboard,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_results(tmp_path / "job", tmp_path)
+
+
+def test_a_wrong_token_is_refused(head: Head, tmp_path: Path) -> None:
+    stranger = {"RAY_AUTH_TOKEN": "0" * 64, "RAY_gcs_server_port_wait_time_s": "1"}
+    refused = head.call("ray", "job", "submit", "--address", head.dashboard, "--", "true", **stranger)
+    assert refused.returncode != 0
+    assert "Invalid authentication token" in refused.stderr
+    driver = [sys.executable, "-m", "platform.launch", *EXPERIMENT, f"fleet.address={head.gcs}"]
+    refused = head.call(*driver, f"storage={tmp_path}", "name=refused", **stranger)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert "Expected the token of the Ray cluster" in refused.stderr.splitlines()[-1]
