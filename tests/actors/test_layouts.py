@@ -20,9 +20,8 @@ from actors.session import Checkpoint
 from experiments import open_run
 from experiments.checkpoints import CheckpointWriter, latest
 from experiments.runner import resume, run_experiment
-from foundation.errors import UserError
-from strategies import ADDONS, METHODS, parse_method
 from tests.support.experiments import config_of, digest, outcome, run, session_of
+from tests.support.methods import compositions
 from tests.support.runs import assert_equal_runs
 
 # Everything that keeps state or depends on who takes part: momentum, stragglers, clients not seen yet.
@@ -44,20 +43,6 @@ KINDS = {
     "moments and steps": ("method=fedprox", "local.optimizer=adam"),
     "clusters": ("method=ifca",),
 }
-
-
-def compositions() -> list[str]:
-    """Every method, and every add-on with the first base that takes it."""
-    found = sorted(METHODS)
-    for addon in sorted(ADDONS):
-        for base in ("ifca", "fesem", "fedavg", *sorted(METHODS)):
-            try:
-                parse_method(f"{base}+{addon}")
-            except UserError:
-                continue
-            found.append(f"{base}+{addon}")
-            break
-    return found
 
 
 @pytest.fixture(params=compositions())

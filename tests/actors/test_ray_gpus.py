@@ -84,7 +84,8 @@ def test_what_others_use_is_waited_for_or_done_without(
     monkeypatch.setattr("actors.session.PATIENCE", 1.0)
     with taken(GPU=1.0):
         # Who asks for four gets four or a sentence ...
-        with pytest.raises(UserError, match=r"the cluster is busy and has had room for 2 after 2 s"):
+        busy = r"of 1 CPU and 0\.5 GPU each, but the cluster is busy and has had room for 2 after 2 s"
+        with pytest.raises(UserError, match=busy):
             RaySession(plan_of(*ELSEWHERE, "fleet.gpus=0.5", "fleet.actors=4"), wait=2.0)
         # ... and who leaves it open gets what is free.
         session = RaySession(plan_of(*ELSEWHERE, "fleet.gpus=0.5"))

@@ -80,14 +80,14 @@ def test_a_client_actor_killed_between_training_and_averaging(
 ) -> None:
     monkeypatch.setattr(actors.ray_actors, "ServerActor", killers.MurderousServer)
     settings = (*SETTINGS, "method=ifca", "local.optimizer=adam")
-    killed = run_and_kill(tmp_path, "client-before-combine", 0, *settings, "fleet.actors=2")
+    killed = run_and_kill(tmp_path, "client-before-combine", 0, *settings, "fleet.actors=1")
     assert_equal_runs(killed, undisturbed(tmp_path, *settings))
     assert len(lost(killed)) == 1
 
 
 def test_a_client_actor_killed_while_it_evaluates(ray_cluster: Path, tmp_path: Path) -> None:
     settings = (*SETTINGS, "method=local")
-    killed = run_and_kill(tmp_path, "evaluation", 1, *settings, "fleet.actors=2")
+    killed = run_and_kill(tmp_path, "evaluation", 1, *settings, "fleet.actors=1")
     assert_equal_runs(killed, undisturbed(tmp_path, *settings))
     assert len(lost(killed)) == 1
     models = open_run(killed).models
@@ -110,11 +110,11 @@ def test_fewer_actors_after_the_loss_than_before(
     layouts, taken = [], []
 
     class Squeezed(RaySession):
-        """After the loss, somebody else has taken half of the cluster."""
+        """After the loss, somebody else has taken most of the cluster."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             if options["shrink"]:
-                taken.append(placement_group([{"CPU": 4}]))
+                taken.append(placement_group([{"CPU": 5}]))
                 assert taken[0].wait(60)
             super().__init__(*arguments, **options)
             layouts.append(self.layout)
@@ -123,11 +123,11 @@ def test_fewer_actors_after_the_loss_than_before(
     monkeypatch.setattr(actors.session, "PATIENCE", 2.0)
     settings = (*SETTINGS, "method=ifca")
     try:
-        killed = run_and_kill(tmp_path, "training", 3, *settings, "fleet.actors=3", "fleet.cpus=2")
+        killed = run_and_kill(tmp_path, "training", 3, *settings, "fleet.actors=2", "fleet.cpus=3")
     finally:
         for group in taken:
             remove_placement_group(group)
-    assert [len(blocks) for blocks in layouts] == [3, 2]
+    assert [len(blocks) for blocks in layouts] == [2, 1]
     assert_equal_runs(killed, undisturbed(tmp_path, *settings))
 
 
@@ -145,10 +145,12 @@ def test_a_run_survives_only_so_many_losses_and_can_still_be_resumed(
 def launch(*arguments: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
     """`python -m platform.launch` with a Ray cluster of its own."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")}
+    # Ray's agent mourns a cluster that was killed for a minute before it ends; here it shall be quick.
+    own = {"RAY_TMPDIR": str(folder), "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "platform.launch", *arguments],
-            cwd=ROOT, env={**env, "RAY_TMPDIR": str(folder)}, stdout=output, stderr=output,
+            cwd=ROOT, env={**env, **own}, stdout=output, stderr=output,
         )  # fmt: skip
 
 
@@ -177,14 +179,12 @@ def test_a_driver_killed_with_its_cluster_at_a_random_round_is_resumed(tmp_path:
             driver.kill()
             driver.wait()
         assert len(members) > 5, "a driver has a cluster with it"
-        assert not still_alive(members, seconds=60)
         status = open_run(run).status
         assert status.state == "interrupted" and last <= status.rounds_done < rounds
         again = launch("resume", str(run), folder=folder, log=log)
-        members = []
         try:
             while again.poll() is None:
-                members = family(again.pid) or members
+                members += [member for member in family(again.pid) if member not in members]
                 time.sleep(0.5)
         finally:
             again.kill()

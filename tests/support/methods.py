@@ -1,0 +1,20 @@
+"""Everything there is to run, for tests that hold for every method."""
+
+from __future__ import annotations
+
+from foundation.errors import UserError
+from strategies import ADDONS, METHODS, parse_method
+
+
+def compositions() -> list[str]:
+    """Every method, and every add-on with the first base that takes it."""
+    found = sorted(METHODS)
+    for addon in sorted(ADDONS):
+        for base in ("ifca", "fesem", "fedavg", *sorted(METHODS)):
+            try:
+                parse_method(f"{base}+{addon}")
+            except UserError:
+                continue
+            found.append(f"{base}+{addon}")
+            break
+    return found
