@@ -38,7 +38,7 @@ def connected(fleet: FleetSettings) -> Iterator[str]:
             raise UserError(_not_connected(address, error)) from error
         where = f"the Ray cluster at {address}"
     try:
-        dashboard = getattr(ray.get_runtime_context(), "dashboard_url", None) or _dashboard()
+        dashboard = _dashboard()
         yield where + (f", dashboard http://{dashboard}" if dashboard else "")
     finally:
         ray.shutdown()

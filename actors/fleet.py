@@ -174,7 +174,11 @@ class Fleet(ABC):
     @property
     def dropped(self) -> set[int]:
         """Clients whose training was not finite in this round."""
-        return self._round.dropped
+        return set().union(*self._round.dropped.values())
+
+    @property
+    def _dropped(self) -> set[int]:
+        return self._round.dropped.setdefault(self.prefix, set())
 
     @property
     def objectives(self) -> dict[str, tuple[Indices, npt.NDArray[np.float64]]]:
@@ -209,7 +213,7 @@ class Fleet(ABC):
         if sample_weights is not None:
             weights = (self._state_prefix + sample_weights.name, sample_weights.column)
         scales = None if scale is None else wire.encode(PerClient(np.asarray(scale)))
-        handle, clients = self._round.next_handle(slot), self._participants(skip=self._round.dropped)
+        handle, clients = self._round.next_handle(slot), self._participants(skip=self._dropped)
         arguments = {
             b: (
                 TrainRequest(
@@ -265,7 +269,7 @@ class Fleet(ABC):
         encoded, handle, clients = (
             wire.encode(at),
             self._round.next_handle("gradient"),
-            self._participants(skip=self._round.dropped),
+            self._participants(skip=self._dropped),
         )
         arguments = {
             b: (
@@ -368,14 +372,14 @@ class Fleet(ABC):
             limit = WILD * max(float(np.median(magnitude[finite])), 1.0)
             magnitude[finite & (magnitude > limit)] = np.inf
         bad = self.ids[~(np.isfinite(objective) & np.isfinite(magnitude))]
-        bad = bad[~np.isin(bad, list(self._round.dropped))]
+        bad = bad[~np.isin(bad, list(self._dropped))]
         if not len(bad):
             return
         what = f"its loss or its {result} was not finite"
         if self.not_finite == "stop":
             advice = "lower local.lr, or continue without such clients with not_finite=drop"
             raise ClientFailure(int(bad[0]), self._round.number, stage, f"{what} ({advice})")
-        self._round.dropped.update(int(client) for client in bad)
+        self._dropped.update(int(client) for client in bad)
         self._round.events.append(
             f"Round {self._round.number}: dropped client{'s' if len(bad) > 1 else ''} "
             f"{', '.join(str(client) for client in bad)} from {stage}: {what}."
@@ -493,7 +497,7 @@ class _Round:
         self.step_share = step_share
         self.events: list[str] = []
         self.seconds: dict[str, float] = {}
-        self.dropped: set[int] = set()
+        self.dropped: dict[str, set[int]] = {}  # by prefix: members of an ensemble drop for themselves
         self.ledger = Ledger()
         self.objectives: dict[str, tuple[Indices, npt.NDArray[np.float64]]] = {}
         self.release()

@@ -116,6 +116,13 @@ class Addon(WithState):
         """Terms of the local objective; c is the cluster each client trains under."""
         return []
 
+    def restored(self, base: Any) -> None:
+        """After the base and its add-ons took over a checkpoint's state."""
+
+    def predicts_alone(self, base: Any, fleet: FleetView) -> Prediction | None:
+        """What clients predict with if the base's own prediction is not needed at all; None if it is."""
+        return None
+
     def freezes(self, base: Any) -> bool:
         """Whether the assignment of this round is the last one's."""
         return False
@@ -189,7 +196,8 @@ class Strategy(WithState):
 
     def predict(self, fleet: FleetView) -> Prediction:
         """What each client predicts with, add-ons included."""
-        prediction = self.prediction(fleet)
+        alone = [addon.predicts_alone(self, fleet) for addon in self.addons]
+        prediction = next((found for found in alone if found is not None), None) or self.prediction(fleet)
         for addon in self.addons:
             prediction = addon.prediction(self, fleet, prediction)
         return prediction
@@ -239,14 +247,17 @@ class Strategy(WithState):
     def save_state(self) -> dict[str, Any]:
         """The method's own state and its add-ons'."""
         addons = [addon.save_state() for addon in self.addons]
-        return {**super().save_state(), "assignment": self.assignment, "addons": addons}
+        own = {"assignment": self.assignment, "number": self.number}
+        return {**super().save_state(), **own, "addons": addons}
 
     def load_state(self, tree: dict[str, Any]) -> None:
         """The inverse of `save_state`."""
         super().load_state(tree)
-        self.assignment = tree["assignment"]
+        self.assignment, self.number = tree["assignment"], tree["number"]
         for addon, part in zip(self.addons, tree["addons"], strict=True):
             addon.load_state(part)
+        for addon in self.addons:
+            addon.restored(self)
 
 
 class SingleModel(Strategy):

@@ -74,12 +74,15 @@ class CAM(Addon):
 
     def setup(self, base: Any, fleet: FleetView) -> None:
         self.shared = fleet.initial(1, "initial shared model")[0]
+        self.restored(base)
+
+    def restored(self, base: Any) -> None:
         base.underlay = None if self.warming(base) else self.shared
 
     @property
     def beta(self) -> int:
         """Rounds of warm-up."""
-        return int(self.options.warmup * self.context.rounds)
+        return int(self.options.warmup * self.context.rounds + 1e-9)
 
     def warming(self, base: Any) -> bool:
         """Whether this round is still warm-up."""
@@ -136,11 +139,14 @@ class CAM(Addon):
         return [Proximal(self.options.lam, base.clusters[c])]  # (12)
 
     def prediction(self, base: Any, fleet: FleetView, prediction: Prediction) -> Prediction:
+        return prediction if self.warming(base) else Prediction([*prediction.models, self.shared])  # (1)
+
+    def predicts_alone(self, base: Any, fleet: FleetView) -> Prediction | None:
         if not self.warming(base):
-            return Prediction([*prediction.models, self.shared])  # (1)
+            return None
         if base.by_loss:
             return Prediction([self.shared])
-        return prediction if base.number == self.beta else Prediction([self.own(base)])
+        return None if base.number == self.beta else Prediction([self.own(base)])
 
     def models(self) -> dict[str, npt.NDArray[np.float32]]:
         return {"shared": self.shared}

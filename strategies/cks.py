@@ -9,7 +9,7 @@ Ma, "Clustered Federated Learning", PhD thesis, University of Technology Sydney,
     w_k   share of the data of all clients that cluster k held after the last round
 
 Readings. Theta_g is the weighted mean of all clients' models at the start of the round, which is the
-weighted mean of the cluster models. The term covers all trainable parameters; with `con` beside it only the
+weighted mean of the cluster models. The term covers all trainable parameters; beside `con.form=para` only the
 backbone (chapter 6, CON&CKS: contrast on the head, sharing on the backbone). Before the first assignment
 every cluster weighs the same. The 1/m in front of (5.4) plus psi_i is a misprint: weights act at aggregation.
 """
@@ -69,7 +69,11 @@ class CKS(Addon):
 
     def columns(self, base: Any, fleet: FleetView) -> npt.NDArray[np.int64]:
         """What is shared: all parameters, or the backbone where `con` contrasts the head."""
-        part = "backbone" if any(type(addon).__name__ == "CON" for addon in base.addons) else "parameters"
+        contrasts = any(
+            type(addon).__name__ == "CON" and addon.options.mu and addon.options.form == "para"
+            for addon in base.addons
+        )
+        part = "backbone" if contrasts else "parameters"
         return fleet.spec.columns(part)
 
     def penalties(self, base: Any, fleet: FleetView, c: Indices | None) -> list[Penalty]:

@@ -177,8 +177,10 @@ class ByParameters(ClusteredModels):
     """
 
     by_loss = False
-    state = ("clusters", "centres")
+    state = ("clusters", "centres", "points")
     centres: npt.NDArray[np.float64] | None = None
+    points: npt.NDArray[np.float32] | None = None  # what K-means last saw of each client, NaN where nothing
+    outlying: npt.NDArray[np.bool_]  # of this round's clients that arrived, for methods that look for them
 
     def setup(self, fleet: FleetView) -> None:
         super().setup(fleet)
@@ -202,26 +204,35 @@ class ByParameters(ClusteredModels):
         return kmeans(features, self.K, seed=seed, weights=weights, starts=starts, centres=warm)
 
     def settle(self, fleet: FleetView, theta: Handle, c: Indices) -> Indices:
-        if self.frozen:
+        """K-means on the newest known point of every client seen so far; absent clients keep theirs."""
+        if self.frozen or not theta.arrived.any():
             return c
         assert self.assignment is not None
-        arrived = np.flatnonzero(theta.arrived)
-        if not len(arrived):
-            return c
-        weights = self.point_weights(fleet)
+        features = theta.features(self.options.features)
+        if self.points is None:
+            self.points = np.full((self.context.clients, features.shape[1]), np.nan, np.float32)
+        self.points = self.points.copy()
+        self.points[theta.ids[theta.arrived]] = features[theta.arrived]
+        seen = np.flatnonzero(~np.isnan(self.points).any(axis=1))
         found = self.grouped(
-            theta.features(self.options.features)[arrived],
-            None if weights is None else weights[arrived],
+            self.points[seen],
+            self.point_weights(fleet.select(seen)),
             int(generator(self.context.seed, "k-means", round=self.number).integers(2**31)),
         )
         if found.distinct < self.K:
             self.events.append(
                 f"Only {found.distinct} distinct models for {self.K} clusters: the rest stays empty."
             )
-        renamed = match_labels(self.assignment[theta.ids[arrived]], found.labels, self.K)
-        self.centres = np.zeros_like(found.centres)
-        self.centres[renamed] = found.centres
+        renamed = match_labels(self.assignment[seen], found.labels, self.K)
+        centres = np.zeros_like(found.centres) if self.centres is None else self.centres.copy()
+        centres[renamed[: found.distinct]] = found.centres[
+            : found.distinct
+        ]  # an empty cluster keeps its centre
+        self.centres = centres
         self.report["clustering_objective"] = found.objective
-        labels = c.copy()
-        labels[arrived] = renamed[found.labels]
-        return labels
+        if found.outlying is not None:
+            self.outlying = found.outlying[np.searchsorted(seen, theta.ids[theta.arrived])]
+        self.assignment = self.assignment.copy()
+        self.assignment[seen] = renamed[found.labels]
+        # Whoever has no point yet (its training blew up) stays unassigned: -1 feeds no cluster.
+        return self.assignment[theta.ids]

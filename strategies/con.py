@@ -10,8 +10,8 @@ Ma, "Clustered Federated Learning", PhD thesis, University of Technology Sydney,
 Readings. The thesis prints T without -log; minimising the bare ratio would push a client away from its own
 cluster. The released code builds the parameter form from detached tensors, so that it does nothing: here
 it is differentiable (the cluster models are constants). Head: every fully-connected layer (6.1a). "rep"
-compares logits, as the code does. With `cks` beside it, contrast acts on the head and sharing on the
-backbone (chapter 6, CON&CKS).
+compares logits, as the code does. With `cks` beside the parameter form, contrast acts on the head and
+sharing on the backbone (chapter 6, CON&CKS).
 """
 
 from __future__ import annotations
@@ -115,5 +115,6 @@ class ContrastOfOutputs:
 
 def contrast(scores: Tensor, own: Tensor) -> Tensor:
     """-log softmax of the own cluster's score; the last dimension runs over clusters, others are averaged."""
-    chosen = torch.nn.functional.one_hot(own.long(), scores.shape[-1]).to(scores.dtype)
+    # A comparison instead of one_hot, which torch.vmap cannot batch.
+    chosen = (torch.arange(scores.shape[-1], device=scores.device) == own.long()).to(scores.dtype)
     return -(torch.log_softmax(scores, dim=-1) * chosen).sum(dim=-1).mean()

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foundation.errors import UserError
+from foundation.randomness import generator
 from strategies.base import Context, NoOptions, Strategy, build
 from strategies.interface import FleetView
 from strategies.references import Merged, Prediction, Private, Reference
@@ -116,4 +117,16 @@ def prefixed(reference: Reference, prefix: str) -> Reference:
 
 def build_ensemble(members: list[str], combine: str, options: dict[str, Any], context: Context) -> Ensemble:
     """The ensemble of `members`, each a method of its own."""
-    return Ensemble([build(name, options, context) for name in expand(members)], combine, context)
+    return Ensemble(
+        [
+            build(name, options, dataclasses.replace(context, seed=member_seed(context.seed, j)))
+            for j, name in enumerate(expand(members))
+        ],
+        combine,
+        context,
+    )
+
+
+def member_seed(seed: int, member: int) -> int:
+    """The seed of a member's own draws (K-means starts, random clusters, ...)."""
+    return int(generator(seed, "ensemble member", client=member).integers(2**31))

@@ -14,7 +14,8 @@ last layer's weight matrix, as all released code does, not "the flattened parame
 fully-connected layer. (9) is the uniform mean: `weights=uniform`; by default the mean is weighted by
 n_i, as in the tables of the CAM paper and the thesis, so that K = 1 is FedAvg. Centres: the best of
 `starts` K-means++ starts every round (the paper: best of 20 once), or `warm`: from the last centres.
-Clients that were never seen join the cluster of least loss.
+K-means sees the newest known model of every client seen so far, as the paper's own code
+does; clients that were never seen join the cluster of least loss.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foundation.errors import UserError
 from foundation.randomness import generator
 from foundation.settings import setting
 from strategies.base import METHODS, ClusteredModels, lowest
@@ -70,11 +71,16 @@ class IFCA(ClusteredModels):
     def update(self, fleet: FleetView, theta: Handle, c: Indices) -> None:
         super().update(fleet, theta, c)  # (3.1b)
         if self.options.share_backbone:
-            everyone = theta.average(weights=self.client_weights(fleet), otherwise=self.clusters[0])
+            everyone = self.average(theta, fleet, otherwise=self.clusters[0])
             self.clusters = _with_common(self.clusters, everyone, fleet.spec.columns("backbone"))
 
     def balanced(self, fleet: FleetView) -> Models:
         """Draw K models until each attracts a share of the clients (the paper's CIFAR experiments)."""
+        if self.options.balance * self.K > 1:
+            raise UserError(
+                f"Expected ifca.balance <= 1 / clusters, got {self.options.balance:g} with clusters={self.K}: "
+                f"set ifca.balance={1 / (2 * self.K):.2g} or lower."
+            )
         for draw in range(REDRAWS):
             models = fleet.initial(self.K, f"initial model, draw {draw}")
             sizes = np.bincount(lowest(fleet.losses(models)), minlength=self.K)

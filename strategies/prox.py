@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foundation.settings import setting
-from strategies.base import ADDONS, Addon, ClusteredModels, SingleModel, Strategy
+from strategies.base import ADDONS, UNASSIGNED, Addon, ClusteredModels, SingleModel, Strategy
 from strategies.interface import FleetView
 from strategies.penalties import Penalty, Proximal
 from strategies.references import Indices
@@ -57,12 +57,19 @@ class FewShots(Addon):
     """Clustering frozen after n rounds."""
 
     Options = FewShotsOptions
+    state = ("clustered",)
+    clustered = 0  # rounds that ended with an assignment (a warm-up of CAM's does not count)
 
     @classmethod
     def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
         if not issubclass(base, ClusteredModels):
             return "it holds an assignment to clusters still, which this base does not have."
+        if base.__name__ in ("Oracle", "RandomClusters"):
+            return "its clusters never change anyway."
         return None
 
     def freezes(self, base: Any) -> bool:
-        return base.number > self.options.rounds
+        return self.clustered >= self.options.rounds
+
+    def after_round(self, base: Any, fleet: FleetView) -> None:
+        self.clustered += bool((base.assignment != UNASSIGNED).any())

@@ -155,3 +155,40 @@ def test_planted_rotations_are_recovered_by_fesem_cam(seed):
 def test_a_base_without_clusters_is_refused_with_a_reason(base):
     with pytest.raises(UserError, match=f"'cam' cannot be added to '{base}': .*clustered base"):
         parse_method(f"{base}+cam")
+
+
+def test_two_steps_with_the_pull_to_the_centre_by_hand():
+    fleet = scalar_fleet([[(1.0, 2.0)]], lr=0.1, steps=2)
+    cam = CAMOptions(warmup=0.0, lam=0.5)
+    strategy = strategy_of("fesem+cam", fleet, clusters=1, rounds=4, options={"cam": cam})
+    strategy.clusters = Models(np.float32([[1.0]]))
+    strategy.addons[0].shared = np.float32([0.0])
+    strategy.run_round(fleet, 1)
+    # As FedProx with mu = 0.5: w = 1.2, then g = 2 (1.2 - 2) + 0.5 * 0.2 = -1.5, w = 1.35
+    assert strategy.clusters.values[0].tolist() == pytest.approx([1.35], rel=1e-6)
+
+
+def test_a_newcomer_is_adopted_by_the_loss_of_the_sum():
+    fleet, strategy = joint()
+    # Alone, cluster 1 (w = 1) is nearer to client 0's 2 than cluster 0; under a shared model of 3.5 it is not.
+    strategy.addons[0].shared = strategy.underlay = np.float32([3.5])
+    assert strategy.labels(fleet)[0] == 0
+    strategy.underlay = None
+    assert strategy.labels(fleet)[0] == 1
+
+
+def test_a_restored_session_predicts_as_before():
+    for method in ("ifca+cam", "fesem+cam"):
+        session = session_of(f"method={method}", "cam.warmup=0.25")
+        run(session, 3)
+        again = session_of(f"method={method}", "cam.warmup=0.25", checkpoint=checkpoint_of(session))
+        before, after = (
+            s.fleet.evaluate(s.server.strategy.predict(s.fleet))["loss"] for s in (session, again)
+        )
+        assert np.array_equal(before, after)
+
+
+def test_few_shots_count_from_the_first_assignment():
+    session = session_of("method=ifca+cam+few_shots", "rounds=8", "cam.warmup=0.5", "few_shots.rounds=2")
+    objectives = ["clustering_objective" in report.metrics for report in run(session, 8)]
+    assert objectives == [False] * 4 + [True] * 2 + [False] * 2

@@ -171,7 +171,14 @@ def test_sharing_draws_clusters_together_and_contrast_pushes_them_apart():
 
 
 def test_bad_pairs_are_refused_with_a_reason():
-    for method in ("fedavg+con", "local+cks", "fedavg+few_shots", "local+prox", "fedprox+prox"):
+    for method in (
+        "fedavg+con",
+        "local+cks",
+        "fedavg+few_shots",
+        "oracle+few_shots",
+        "local+prox",
+        "fedprox+prox",
+    ):
         with pytest.raises(UserError, match="cannot be added to"):
             parse_method(method)
     with pytest.raises(UserError, match="at least two clusters, got clusters=1"):
@@ -193,6 +200,35 @@ def test_few_shots_hold_the_assignment_still():
     held = session_of("method=ifca+few_shots", "few_shots.rounds=1", *setting)
     assert len({report.assignment.tobytes() for report in run(free, 4)}) > 1
     assert len({report.assignment.tobytes() for report in run(held, 4)}) == 1
+
+
+def test_pairwise_weights_leave_the_own_cluster_out():
+    session = session_of("method=wecfl+cks", "cks.form=pairwise", "clusters=3")
+    session.run_round(1)
+    strategy, fleet = session.server.strategy, session.fleet
+    c = strategy.labels(fleet)
+    (pull,) = strategy.penalties(fleet, c)
+    expected = np.repeat(cluster_shares(strategy, fleet)[None], 8, axis=0)
+    expected[np.arange(8), c] = 0.0
+    assert np.array_equal(pull.weights.values, expected)
+
+
+def test_prox_pulls_to_the_cluster_a_client_came_from():
+    session = session_of("method=oracle+prox", "prox.mu=0.5")
+    strategy, fleet = session.server.strategy, session.fleet
+    session.run_round(1)
+    (pull,) = strategy.penalties(fleet, strategy.labels(fleet))
+    assert pull.mu == 0.5 and np.array_equal(pull.anchor.rows, strategy.assignment)
+
+
+@pytest.mark.parametrize("form", ["para", "rep"])
+def test_contrast_is_batched_by_vmap_and_gives_the_same_numbers(form):
+    final = []
+    for executor in ("loop", "vmap"):
+        session = session_of("method=ifca+con", f"con.form={form}", f"local.executor={executor}")
+        assert not any("falls back" in event for report in run(session, 2) for event in report.events)
+        final.append(session.server.strategy.clusters.values)
+    assert np.allclose(final[0], final[1], rtol=1e-4, atol=1e-5)
 
 
 def test_sharing_the_backbone_needs_one():

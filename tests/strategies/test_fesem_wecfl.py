@@ -49,9 +49,16 @@ def test_equal_sizes_make_wecfl_fesem_and_unequal_ones_do_not():
         run(session, 3)
         return session.server.strategy.clusters.values
 
-    sizes = session_of("method=fesem", "clients=8", "data.rotations=1").server.setup.sizes
-    if len(set(sizes.tolist())) == 1:
-        assert np.array_equal(final("fesem", "data.rotations=1"), final("wecfl", "data.rotations=1"))
+    even = (
+        "data=synthetic",
+        "data.samples=1000",
+        "data.sources=2",
+        "model=linear_regression",
+        "data.rotations=1",
+    )
+    sizes = session_of("method=fesem", *even).server.setup.sizes
+    assert len(set(sizes.tolist())) == 1
+    assert np.array_equal(final("fesem", *even), final("wecfl", *even))
     assert np.array_equal(final("fesem", "weights=uniform"), final("wecfl", "weights=uniform"))
     skewed = ("partition=dirichlet", "partition.alpha=0.3", "clusters=3")
     assert not np.array_equal(final("fesem", *skewed), final("wecfl", *skewed))
@@ -122,3 +129,22 @@ def test_the_references_stand_where_they_should():
         session = session_of(f"method={method}", *GOOD)
         accuracy[method] = run(session, 8)[-1].metrics["micro_accuracy"]
     assert accuracy["oracle"] >= accuracy["wecfl"] > accuracy["random"]
+
+
+def test_ids_keep_their_meaning_when_other_clients_take_part():
+    # Clients 0-3 and 4-7 hold the same two kinds of data; they take part in turns.
+    fleet = scalar_fleet([[(1.0, t)] for t in (2.0, 2.0, -2.0, -2.0) * 2], lr=0.1)
+    for seed in range(6):
+        base = strategy_of("fesem", fleet, clusters=2, seed=seed)
+        for number, ids in ((1, range(4)), (2, range(4, 8)), (3, range(4))):
+            fleet.begin(number)
+            base.run_round(fleet.select(list(ids)), number)
+        assert base.assignment[:4].tolist() == base.assignment[4:].tolist()
+        assert base.clusters.values[base.assignment[0], 0] > 0 > base.clusters.values[base.assignment[2], 0]
+
+
+def test_a_client_that_blew_up_is_not_assigned_for_good():
+    fleet = scalar_fleet([[(1.0, 2.0)], [(1.0, 4.0)], [(1.0, -2.0)], [(1e30, 1.0)]], lr=0.1)
+    base = strategy_of("fesem", fleet, clusters=2)
+    base.run_round(fleet, 1)
+    assert base.assignment[3] == -1 and (base.assignment[:3] >= 0).all()

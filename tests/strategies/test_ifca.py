@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from strategies.references import Models
-from tests.support.experiments import digest, outcome, run, session_of
+from tests.support.experiments import digest, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
 
 # Clients 0 and 1 want w = 2 (client 1 has twice the data), client 2 wants w = -2.
@@ -87,4 +87,24 @@ def test_clients_never_seen_predict_with_the_cluster_of_least_loss_and_stay_unas
     everyone = session.fleet.everyone
     least = everyone.losses(strategy.clusters).argmin(axis=1)
     assert np.array_equal(strategy.labels(everyone)[unseen], least[unseen])
-    assert outcome(session, [report]) == outcome(session, [report])
+
+
+def test_initialisations_and_the_shared_backbone():
+    start = {}
+    for option in ("independent", "perturbed", "balanced"):
+        session = session_of("method=ifca", f"ifca.init={option}", "ifca.balance=0.25")
+        start[option] = session.server.strategy.clusters.values
+    spread = {name: float(np.linalg.norm(values[0] - values[1])) for name, values in start.items()}
+    assert 0 < spread["perturbed"] < 0.5 * spread["independent"]
+    noisier = session_of(
+        "method=ifca", "ifca.init=perturbed", "ifca.noise=0.3"
+    ).server.strategy.clusters.values
+    assert np.linalg.norm(noisier[0] - noisier[1]) > spread["perturbed"]
+    fleet = session_of("method=ifca").fleet
+    joined = np.bincount(fleet.losses(Models(start["balanced"])).argmin(axis=1), minlength=2)
+    assert joined.min() >= 2  # a quarter of eight clients
+    shared = session_of("method=ifca", "ifca.share_backbone=true", "model=cnn_digits")
+    run(shared, 2)
+    values, spec = shared.server.strategy.clusters.values, shared.fleet.spec
+    assert np.array_equal(values[0, spec.columns("backbone")], values[1, spec.columns("backbone")])
+    assert not np.array_equal(values[0, spec.columns("head")], values[1, spec.columns("head")])
