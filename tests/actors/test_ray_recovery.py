@@ -23,7 +23,7 @@ from actors.session import ActorsLost, RaySession
 from experiments import open_run
 from experiments.runner import resume, run_experiment
 from tests.support import killers
-from tests.support.clusters import ROOT, family, short_folder, still_alive
+from tests.support.clusters import ROOT, another_node, family, head_node, short_folder, still_alive
 from tests.support.experiments import TINY, config_of
 from tests.support.runs import assert_equal_runs, events
 
@@ -142,6 +142,12 @@ def test_a_run_survives_only_so_many_losses_and_can_still_be_resumed(
     assert_equal_runs(tmp_path / "killed", undisturbed(tmp_path, *settings))
 
 
+def typed(folder: Path, *settings: str) -> list[str]:
+    """The tiny experiment as somebody types it, with `folder/killed` for its run."""
+    kept = [setting for setting in TINY if not setting.startswith(("fleet.", "rounds="))]
+    return [*kept, *settings, f"storage={folder}", "name=killed"]
+
+
 def launch(*arguments: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
     """`python -m platform.launch` with a Ray cluster of its own."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")}
@@ -161,14 +167,10 @@ def rounds_in(run: Path) -> int:
 
 def test_a_driver_killed_with_its_cluster_at_a_random_round_is_resumed(tmp_path: Path) -> None:
     rounds, last = 40, random.SystemRandom().randint(3, 34)
-    settings = [*TINY[:-1], "method=ifca", f"rounds={rounds}", "checkpoint.every=3", "fleet.actors=2"]
-    settings = [setting for setting in settings if setting != "rounds=4"] + [
-        f"storage={tmp_path}",
-        "name=killed",
-    ]
+    settings = ("method=ifca", f"rounds={rounds}", "checkpoint.every=3")
     run, log = tmp_path / "killed", tmp_path / "log"
     with short_folder() as folder:
-        driver = launch(*settings, folder=folder, log=log)
+        driver = launch(*typed(tmp_path, *settings, "fleet.actors=2"), folder=folder, log=log)
         members: list[Any] = []
         try:
             while rounds_in(run) < last:
@@ -190,9 +192,35 @@ def test_a_driver_killed_with_its_cluster_at_a_random_round_is_resumed(tmp_path:
             again.kill()
             assert again.wait() == 0, f"killed after round {last}:\n{log.read_text()}"
         assert not still_alive(members, seconds=60)
-    config = config_of("method=ifca", f"rounds={rounds}", "checkpoint.every=3")
-    whole = run_experiment(config, tmp_path / "undisturbed", quiet=True)
-    assert_equal_runs(run, whole)
+    assert_equal_runs(run, undisturbed(tmp_path, *settings))
+
+
+@pytest.mark.full
+def test_a_node_is_killed_and_the_run_goes_on_with_what_is_left(tmp_path: Path) -> None:
+    settings = ("method=ifca", "rounds=60", "checkpoint.every=5")
+    run, log = tmp_path / "killed", tmp_path / "log"
+    with head_node(cpus=1) as head, another_node(head, cpus=2) as node:
+        while len(family(node.pid)) < 4:  # a raylet and its agents
+            assert node.poll() is None
+            time.sleep(0.2)
+        with log.open("wb") as output:
+            driver = subprocess.Popen(
+                [sys.executable, "-m", "platform.launch", *typed(tmp_path, *settings)],
+                cwd=ROOT, env={**head.environment, "RAY_ADDRESS": head.gcs}, stdout=output, stderr=output,
+            )  # fmt: skip
+        try:
+            while rounds_in(run) < 12:
+                assert driver.poll() is None, log.read_text()
+                time.sleep(0.005)
+            for member in family(node.pid):
+                member.kill()
+            assert driver.wait(240) == 0, log.read_text()
+        finally:
+            driver.kill()
+            driver.wait()
+    assert "8 clients on 3 Ray actors" in log.read_text()
+    assert "8 clients on 1 Ray actor (8 each)" in log.read_text()
+    assert_equal_runs(run, undisturbed(tmp_path, *settings))
 
 
 @pytest.mark.full

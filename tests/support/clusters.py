@@ -158,24 +158,43 @@ def head_node(cpus: int) -> Iterator[Head]:
             "--dashboard-agent-listen-port", str(agent), "--ray-client-server-port", str(client),
             "--object-store-memory", str(200 * 2**20), "--min-worker-port", "0", "--max-worker-port", "0",
         ]  # fmt: skip
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
-        try:
+        with _running(command, env, log) as process:
             _wait_for_port(dashboard, process, log)
             yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}", folder / "t", env)
-        finally:
-            started = family(process.pid)
-            process.terminate()  # `--block` ends its children first
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            left = still_alive(started, 30)
-            for member in started:
-                with suppress(psutil.NoSuchProcess):
-                    member.kill()
-        assert not left, f"processes that outlived their cluster: {left}"
+
+
+@contextmanager
+def another_node(head: Head, cpus: int) -> Iterator[subprocess.Popen[bytes]]:
+    """One more node of that cluster; yields the process that all others of the node come from."""
+    command = [
+        f"{Path(sys.executable).parent}/ray", "start", "--address", head.gcs, "--block", "--num-cpus", str(cpus),
+        "--node-ip-address", "127.0.0.1", "--dashboard-agent-listen-port", str(free_ports(1)[0]),
+        "--object-store-memory", str(200 * 2**20), "--min-worker-port", "0", "--max-worker-port", "0",
+    ]  # fmt: skip
+    with _running(command, head.environment, head.folder / "node.log") as process:
+        yield process
+
+
+@contextmanager
+def _running(command: list[str], env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`ray start --block`, ended with all it started; fails if anything stayed."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        started = family(process.pid)
+        process.terminate()  # `--block` ends its children first
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        left = still_alive(started, 30)
+        for member in started:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+    assert not left, f"processes that outlived their cluster: {left}"
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path, seconds: float = 120.0) -> None:
