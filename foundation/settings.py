@@ -173,8 +173,12 @@ class ExperimentSettings:
     clients: int = setting(20, "number of clients", at_least=1)
     holdout_clients: float = setting(0.0, "share of the clients that never trains and is adopted afterwards",
                                      at_least=0, below=1)  # fmt: skip
-    clusters: int = setting(4, "number of cluster models K, for clustered methods; auto chooses it", at_least=1)
-    choose_clusters: bool = setting(False, "choose `clusters` by a few rounds on validation data (clusters=auto)")
+    clusters: int = setting(
+        4, "number of cluster models K, for clustered methods; auto chooses it", at_least=1
+    )
+    choose_clusters: bool = setting(
+        False, "choose `clusters` by a few rounds on validation data (clusters=auto)"
+    )
     rounds: int = setting(20, "communication rounds", at_least=1)
     seed: int = setting(0, "seed of every random draw", at_least=0)
     weights: str = setting("size", "aggregation weights: by training samples, or uniform",
