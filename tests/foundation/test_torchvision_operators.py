@@ -17,7 +17,8 @@ def test_everything_that_needs_torchvision_imports_and_works():
         "import foundation.torchvision_operators\n"
         "import torchvision, lightning, torchmetrics, medmnist, torch\n"
         "assert torchvision.models.resnet18(num_classes=3).eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 3)\n"
-        "assert torchvision.transforms.functional.hflip(torch.arange(3.0).reshape(1, 1, 3)).flatten().tolist() == [2, 1, 0]\n"
+        "row = torch.arange(3.0).reshape(1, 1, 3)\n"
+        "assert torchvision.transforms.functional.hflip(row).flatten().tolist() == [2, 1, 0]\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
