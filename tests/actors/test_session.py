@@ -1,0 +1,100 @@
+"""The driver's side of a session on Ray, where it can be seen without a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ray
+from ray import exceptions
+
+from actors import session
+from actors.session import ActorsLost
+from foundation.errors import ClientFailure, UserError
+from tests.support.experiments import plan_of
+
+NODE = {"Alive": True, "Resources": {"CPU": 2.0}}
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, Any]]]:
+    """What Ray says about the cluster, one answer after the other; the last one stays. No time passes."""
+    answers: list[list[dict[str, Any]]] = []
+    monkeypatch.setattr(ray, "nodes", lambda: answers.pop(0) if len(answers) > 1 else answers[0])
+    clock = iter(range(10_000))
+    monkeypatch.setattr(session.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(session.time, "monotonic", lambda: next(clock))
+    return answers
+
+
+def test_after_a_loss_a_node_that_comes_back_is_waited_for(nodes: list[list[dict[str, Any]]]) -> None:
+    nodes += [[], [{**NODE, "Alive": False}], [NODE]]
+    assert session._count_when_possible(plan_of("fleet.actors=5"), shrink=True, deadline=60) == 2
+
+
+def test_a_cluster_that_stays_empty_is_told_in_a_sentence(nodes: list[list[dict[str, Any]]]) -> None:
+    nodes += [[]]
+    with pytest.raises(UserError, match="Expected room for 5 client actors"):
+        session._count_when_possible(plan_of("fleet.actors=5"), shrink=True, deadline=60)
+
+
+def test_at_the_start_what_does_not_fit_is_told_at_once(nodes: list[list[dict[str, Any]]]) -> None:
+    nodes += [[], [NODE]]
+    with pytest.raises(UserError, match="Expected room for 5 client actors"):
+        session._count_when_possible(plan_of("fleet.actors=5"), shrink=False, deadline=60)
+    assert len(nodes) == 1  # asked once
+
+
+def surface(error: BaseException) -> BaseException:
+    with pytest.raises(BaseException) as caught, session._surfacing():
+        raise error
+    return caught.value
+
+
+def in_an_actor(cause: BaseException) -> BaseException:
+    """An error as `ray.get` raises it when it happened in an actor, or in an actor that this one asked."""
+    return exceptions.RayTaskError(
+        "run_round", "Traceback ...", cause, pid=1, ip="127.0.0.1"
+    ).as_instanceof_cause()
+
+
+DIED = exceptions.RayActorError(
+    error_msg="The actor died.\n\tclass_name: ClientActor\n\tpid: 7\n\tname: a/clients-3"
+)
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        DIED,
+        in_an_actor(DIED),
+        exceptions.WorkerCrashedError(),
+        in_an_actor(exceptions.OwnerDiedError("00" * 28, "127.0.0.1:1", "")),
+        exceptions.NodeDiedError("the node is gone"),
+    ],
+)
+def test_whatever_is_lost_is_one_error(gone: BaseException) -> None:
+    found = surface(gone)
+    assert type(found) is ActorsLost and found.__cause__ is gone
+
+
+def test_who_was_lost_is_named() -> None:
+    assert str(surface(DIED)) == "a/clients-3 (pid 7)"
+
+
+@pytest.mark.parametrize("error", [ClientFailure(3, 2, "training", "why"), UserError("a sentence")])
+def test_what_went_wrong_inside_is_raised_as_it_was(error: Exception) -> None:
+    found = surface(in_an_actor(error))
+    assert type(found) is type(error) and str(found) == str(error)
+    assert isinstance(found.__cause__, exceptions.RayTaskError)
+
+
+def test_an_actor_that_could_not_be_made_is_not_lost() -> None:
+    # Making it again would fail again, and again.
+    failed = exceptions.RayActorError(error_msg="no such module", actor_init_failed=True)
+    assert surface(failed) is failed
+
+
+def test_an_error_of_the_program_stays_what_it_is() -> None:
+    bug = in_an_actor(KeyError("x"))
+    assert surface(bug) is bug
