@@ -12,6 +12,7 @@ platform.__path__ = [str(Path(__file__).parent / "platform")]  # type: ignore[at
 import foundation.torchvision_operators  # noqa: E402, F401  (before the first lightning or torchvision import)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Under `-n 2`, all tests with Ray go to one process: they share a cluster, and two would starve each other."""
     for item in items:
