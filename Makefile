@@ -19,12 +19,13 @@ $(READY): pyproject.toml constraints.txt
 run: $(READY)  ## Run the demonstration experiment: ends with a table and the path of its results
 	$(PY) -m platform.launch
 
-# Two processes: one has the tests on the shared Ray cluster (conftest.py groups them), both share the rest.
+# Two processes for what runs in one, then one for what needs a Ray cluster, which is many processes by itself.
 test: $(READY)  ## Run the whole test suite
-	$(PY) -m pytest -n 2 --dist loadgroup
+	$(PY) -m pytest -n 2 -m "not ray and not full"
+	$(PY) -m pytest -m "ray and not full"
 
 test-fast: $(READY)  ## Run the tests that need no Ray cluster
-	$(PY) -m pytest -n 2 --dist loadgroup -m "not ray and not slow and not full"
+	$(PY) -m pytest -n 2 -m "not ray and not slow and not full"
 
 check: lint types test  ## What CI runs: lint, types, tests
 

@@ -12,14 +12,6 @@ platform.__path__ = [str(Path(__file__).parent / "platform")]  # type: ignore[at
 import foundation.torchvision_operators  # noqa: E402, F401  (before the first lightning or torchvision import)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under `-n 2`, all tests with Ray go to one process: they share a cluster, and two would starve each other."""
-    for item in items:
-        if item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
-
-
 @pytest.fixture(autouse=True, scope="session")
 def one_torch_thread() -> None:
     """One thread, as in every actor: two test processes with all cores each are slower than one."""
