@@ -30,8 +30,10 @@ def fits(node: Node, cpus: float, gpus: float) -> int:
         return by_cpu
     devices = node.get("GPU", 0.0)
     per_device = math.floor(1 / gpus + 1e-9)
-    rest = math.floor((devices - int(devices)) / gpus + 1e-9)  # of a device that others use in part
-    by_gpu = int(devices) * per_device + rest if gpus < 1 else math.floor(devices / gpus + 1e-9)
+    if gpus >= 1 or devices < 1:  # whole devices, or what others left of one
+        by_gpu = math.floor(devices / gpus + 1e-9)
+    else:  # what is left of several devices may be less than a share of each
+        by_gpu = int(devices) * per_device
     return min(by_cpu, by_gpu)
 
 

@@ -558,6 +558,8 @@ def test_ctrl_c_in_the_terminal(tmp_path: Path) -> None:
         [sys.executable, "-m", "platform.launch", *IN_PROCESS[:2], "rounds=100000", "checkpoint.every=1",
          f"storage={tmp_path}", "name=long"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # As in a terminal: tests that were started in the background inherit an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 90
