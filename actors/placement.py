@@ -30,10 +30,9 @@ def fits(node: Node, cpus: float, gpus: float) -> int:
         return by_cpu
     devices = node.get("GPU", 0.0)
     per_device = math.floor(1 / gpus + 1e-9)
-    if gpus >= 1 or devices < 1:  # whole devices, or what others left of one
-        by_gpu = math.floor(devices / gpus + 1e-9)
-    else:  # what is left of several devices may be less than a share of each
-        by_gpu = int(devices) * per_device
+    # Whole devices, or what others left of one; what is left of several may be less than a share of each.
+    exact = gpus >= 1 or devices < 1
+    by_gpu = math.floor(devices / gpus + 1e-9) if exact else int(devices) * per_device
     return min(by_cpu, by_gpu)
 
 
