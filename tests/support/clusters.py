@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.resource_tracker
 import os
 import secrets
 import shutil
@@ -100,6 +101,9 @@ def own_cluster(cpus: int, gpus: int, **environment: str) -> Iterator[Path]:
             patch.delenv("RAY_AUTH_MODE")
         for name, value in environment.items():
             patch.setenv(name, value)
+        # Python's own book-keeper of shared memory: whoever needs it first starts it, and it stays to the end of
+        # this process. Started here, it is not taken for something that the cluster left behind.
+        multiprocessing.resource_tracker.ensure_running()
         before = {process.pid for process in family(os.getpid())}
         ray.init(
             address="local",
