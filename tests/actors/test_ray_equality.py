@@ -60,6 +60,7 @@ def on_ray(*settings: str, **options: Any) -> Iterator[RaySession]:
 # Sessions with actors of their own. They come first: the tests below keep five actors alive to the end.
 
 
+@pytest.mark.full
 def test_one_actor_for_each_client(ray_cluster: Path) -> None:
     settings = (*KINDS["momentum"], "clients=4", "data.rotations=1")
     with on_ray(*settings, "fleet.clients_per_actor=1") as session:
@@ -67,6 +68,7 @@ def test_one_actor_for_each_client(ray_cluster: Path) -> None:
         assert outcome(session, run(session, ROUNDS)) == in_process(*settings)
 
 
+@pytest.mark.full
 def test_a_mistake_that_only_an_actor_can_see_is_one_sentence(ray_cluster: Path) -> None:
     settings = ("method=fedavg", "model=auto", "model.target=tests.support.modules.TwoOptimizers")
     with pytest.raises(UserError, match="to return one torch optimizer, got list") as caught:

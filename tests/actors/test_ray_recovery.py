@@ -85,6 +85,7 @@ def test_a_client_actor_killed_between_training_and_averaging(
     assert len(lost(killed)) == 1
 
 
+@pytest.mark.full
 def test_a_client_actor_killed_while_it_evaluates(ray_cluster: Path, tmp_path: Path) -> None:
     settings = (*SETTINGS, "method=local")
     killed = run_and_kill(tmp_path, "evaluation", 1, *settings, "fleet.actors=1")
@@ -131,6 +132,7 @@ def test_fewer_actors_after_the_loss_than_before(
     assert_equal_runs(killed, undisturbed(tmp_path, *settings))
 
 
+@pytest.mark.full
 def test_a_run_survives_only_so_many_losses_and_can_still_be_resumed(
     ray_cluster: Path, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def test_two_bare_processes_make_the_average_of_one():
 
 
 @pytest.mark.ray
+@pytest.mark.full
 def test_a_comparison_through_ray(ray_cluster):
     rounds = 2
     found = workload_w.compare(MINIATURE, rounds)
