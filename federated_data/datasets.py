@@ -33,7 +33,8 @@ class Dataset:
     `x`: (N, C, H, W) images or (N, features) vectors, uint8 or float32. `y`: (N,), int64 labels
     0..classes-1, or float32 targets where `classes` is None (regression). `mean` and `std` hold one number
     per channel, or one for all, and normalise x / 255 where x is uint8, x itself otherwise (`normalised`).
-    `sources_*`: which planted distribution each sample was drawn from, where that is known.
+    `sources_*`: which planted distribution each sample was drawn from, where that is known. `owners_*`:
+    who each sample naturally belongs to (a writer, a person), numbered 0, 1, 2, ... over both parts.
     """
 
     name: str
@@ -46,20 +47,20 @@ class Dataset:
     std: tuple[float, ...]
     sources_train: Integers | None = None
     sources_test: Integers | None = None
+    owners_train: Integers | None = None
+    owners_test: Integers | None = None
 
     def __post_init__(self) -> None:
-        for part, x, y, sources in (
-            ("train", self.x_train, self.y_train, self.sources_train),
-            ("test", self.x_test, self.y_test, self.sources_test),
-        ):
-            self._check(part, x, y, sources)
+        for part, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
+            self._check(part, x, y)
         if self.x_train.shape[1:] != self.x_test.shape[1:] or self.x_train.dtype != self.x_test.dtype:
             raise UserError(
                 f"Data set '{self.name}': training and test samples must have one shape and type, but are "
                 f"{_kind(self.x_train)} and {_kind(self.x_test)}."
             )
-        if (self.sources_train is None) != (self.sources_test is None):
-            raise UserError(f"Data set '{self.name}': give the sources of both parts, or of none.")
+        for what in ("sources", "owners"):
+            if (getattr(self, f"{what}_train") is None) != (getattr(self, f"{what}_test") is None):
+                raise UserError(f"Data set '{self.name}': give the {what} of both parts, or of none.")
         channels = self.x_train.shape[1]
         if not all(len(numbers) in (1, channels) for numbers in (self.mean, self.std)):
             raise UserError(
@@ -67,7 +68,7 @@ class Dataset:
                 f"but have {len(self.mean)} and {len(self.std)}."
             )
 
-    def _check(self, part: str, x: Array, y: Array, sources: Integers | None) -> None:
+    def _check(self, part: str, x: Array, y: Array) -> None:
         where = f"Data set '{self.name}', {part} part: "
         if x.ndim not in (2, 4) or x.dtype not in (np.uint8, np.float32):
             raise UserError(
@@ -85,8 +86,10 @@ class Dataset:
             raise UserError(
                 f"{where}labels must lie in 0..{self.classes - 1}, but lie in {y.min()}..{y.max()}."
             )
-        if sources is not None and sources.shape != y.shape:
-            raise UserError(f"{where}expected one source for each sample, but got {_kind(sources)}.")
+        for what in ("source", "owner"):
+            given = getattr(self, f"{what}s_{part}")
+            if given is not None and given.shape != y.shape:
+                raise UserError(f"{where}expected one {what} for each sample, but got {_kind(given)}.")
 
 
 @dataclass(frozen=True)

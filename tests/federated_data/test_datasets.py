@@ -269,6 +269,8 @@ class TestDataset:
             ({"mean": (0.5, 0.5)}, "one per channel"),
             ({"sources_train": np.zeros(3, dtype=int)}, "one source for each sample"),
             ({"sources_train": np.zeros(2, dtype=int)}, "sources of both parts"),
+            ({"owners_train": np.zeros(3, dtype=int)}, "one owner for each sample"),
+            ({"owners_test": np.zeros(2, dtype=int)}, "owners of both parts"),
             ({"x_test": np.zeros((2, 1, 4, 4), dtype=np.float32)}, "one shape and type"),
         ],
     )
