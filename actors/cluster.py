@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,9 +41,30 @@ def connected(fleet: FleetSettings) -> Iterator[str]:
         where = f"the Ray cluster at {address}"
     try:
         dashboard = _dashboard()
-        yield where + (f", dashboard http://{dashboard}" if dashboard else "")
+        with _ended_in_order():
+            yield where + (f", dashboard http://{dashboard}" if dashboard else "")
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM (`ray job stop`, a scheduler's time limit) leaves through `finally`, as Ctrl-C does.
+
+    Ray's own handler, which `ray.init` installs, aborts the process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _not_connected(address: str, error: Exception) -> str:

@@ -35,13 +35,14 @@ class ClientActor:
         clients: dict[int, ClientSamples],
         x: npt.NDArray[Any],
         y: npt.NDArray[Any],
-    ) -> None:
-        """Load the clients; `x` and `y` are read where the object store holds them."""
+    ) -> str:
+        """Load the clients; `x` and `y` are read where the object store holds them. Returns the device."""
         from actors.block import ClientBlock  # Lightning is imported here and not in the server
         from actors.devices import claim_device
 
         self.device = claim_device(setup.gpus)
         self.block = ClientBlock(setup, clients, x, y, self.device)
+        return self.device
 
     def call(self, method: str, arguments: tuple[Any, ...], *arrays: npt.NDArray[Any]) -> Any:
         """Do what the fleet asks of a block."""

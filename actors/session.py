@@ -125,6 +125,14 @@ class InProcessSession:
         """Nothing was started."""
 
 
+def _without_gpu(devices: list[str], gpus: float) -> str:
+    """Said, never passed over: a GPU was asked for and promised, and torch cannot use it."""
+    missed = sum(device == "cpu" for device in devices) if gpus else 0
+    if not missed:
+        return ""
+    return f"; {missed} of them compute on the CPU although fleet.gpus={gpus:g}, as torch sees no GPU there"
+
+
 def _constant(value: Any) -> Callable[[], Any]:
     return lambda: value
 
@@ -151,6 +159,8 @@ class RaySession:
         self.layout: list[list[int]] = []
         self.clients: list[Any] = []
         self.server: Any = None
+        self.devices: list[str] = []
+        self._gpus = plan.fleet.gpus
         try:
             self._reserve(plan, shrink, wait)
             self._start(plan, checkpoint, data or (ray.put(plan.x), ray.put(plan.y)))
@@ -207,7 +217,7 @@ class RaySession:
             num_cpus=0, **self._place(0, f"{plan.title}/server")
         ).remote()
         with _surfacing():
-            ray.get(started)
+            self.devices = self._when_started(started)
             if checkpoint:
                 ray.get(
                     [
@@ -219,6 +229,21 @@ class RaySession:
                 )
             state = checkpoint.server if checkpoint else None
             ray.get(self.server.start.remote(plan.server, self.clients, self.layout, state))
+
+    def _when_started(self, started: list[Any]) -> list[str]:
+        """Wait for the actors. One whose node is gone waits for its place in the group for ever: that is a loss."""
+        import ray
+        from ray.util import placement_group_table
+
+        waiting = started
+        while waiting:
+            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=PATIENCE, fetch_local=False)
+            state = placement_group_table(self._group)["state"] if waiting else "CREATED"
+            if state != "CREATED":
+                raise ActorsLost(
+                    f"a node went away while actors were starting; their places are {state.lower()}"
+                )
+        return ray.get(started)
 
     def _place(self, bundle: int, name: str) -> dict[str, Any]:
         """Where an actor goes, and the name it carries in the Ray dashboard."""
@@ -256,9 +281,8 @@ class RaySession:
         """One line."""
         sizes = [len(block) for block in self.layout]
         spread = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-        return (
-            f"{sum(sizes)} clients on {len(sizes)} Ray actor{'' if len(sizes) == 1 else 's'} ({spread} each)"
-        )
+        on = f"{sum(sizes)} clients on {len(sizes)} Ray actor{'' if len(sizes) == 1 else 's'} ({spread} each)"
+        return on + _without_gpu(self.devices, self._gpus)
 
     def close(self) -> None:
         """End the actors and give the resources back."""

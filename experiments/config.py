@@ -583,10 +583,10 @@ def _check_fleet(config: ExperimentSettings, env: Mapping[str, str]) -> None:
             f"Expected fleet.actors <= clients, got fleet.actors={fleet.actors} and "
             f"clients={config.clients}: an actor without clients would do nothing."
         )
-    if fleet.gpus > 1 and fleet.gpus != int(fleet.gpus):
+    if fleet.gpus > 1:
         raise UserError(
-            f"Expected fleet.gpus to be a whole number above 1, got {fleet.gpus:g}: a share of one device is "
-            f"below 1 (as 0.25), several devices are whole (as {math.ceil(fleet.gpus)})."
+            f"Expected fleet.gpus <= 1, got {fleet.gpus:g}: a client actor computes on one device or a share of "
+            "one (as 0.25); start more actors to use more devices."
         )
     for key, share in (("fleet.gpus", fleet.gpus), ("fleet.cpus", fleet.cpus)):
         if 0 < share < _SMALLEST_SHARE:
@@ -594,9 +594,16 @@ def _check_fleet(config: ExperimentSettings, env: Mapping[str, str]) -> None:
                 f"Expected {key} >= {_SMALLEST_SHARE:g}, got {share:g}: Ray counts no smaller shares."
             )
     address = fleet.address or env.get("RAY_ADDRESS") or "local"
-    if fleet.address is not None and not re.fullmatch(r"auto|local|(ray://)?[^\s:/]+:\d{1,5}", fleet.address):
+    if address.startswith("ray://") and fleet.backend == "ray":
+        source = "fleet.address" if fleet.address else "RAY_ADDRESS"
         raise UserError(
-            f"Expected fleet.address as host:port, ray://host:port, auto or local, got '{fleet.address}': "
+            f"Expected {source} as host:port, got '{address}': Ray Client is not supported, as it sends every "
+            "model through one connection; write `ray job submit --address http://HOST:8265 -- ...`, or run on a "
+            "node of the cluster."
+        )
+    if fleet.address is not None and not re.fullmatch(r"auto|local|[^\s:/]+:\d{1,5}", fleet.address):
+        raise UserError(
+            f"Expected fleet.address as host:port, auto or local, got '{fleet.address}': "
             "`ray status` on the cluster's head shows its address."
         )
     here = fleet.backend == "in_process" or address == "local"

@@ -17,7 +17,7 @@ from experiments.checkpoints import CheckpointWriter, latest
 from experiments.choose_clusters import choose_clusters
 from experiments.config import check_network, config_from_yaml, config_to_yaml
 from experiments.environment import describe_environment
-from experiments.plan import make_plan, run_path
+from experiments.plan import make_plan, method_name, run_path
 from experiments.progress import Progress
 from experiments.run_directory import RunDirectory
 from experiments.trees import read_arrays
@@ -171,7 +171,7 @@ class _Drive:
 
     def _progress(self, done: int, where: str) -> AbstractContextManager[Any]:
         config = self.config
-        title = f"{config.method} on {config.data.name} ({where})"
+        title = f"{method_name(config)} on {config.data.name} ({where})"
         return Progress(config.rounds, first_round=done, title=title, quiet=self.quiet)
 
 

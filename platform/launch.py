@@ -66,7 +66,8 @@ Settings
   data=NAME, partition=NAME and model=NAME are short for data.name=NAME and so on. A file holds the same
   names as YAML. What is given on the command line wins over the file.
 
-Exit codes: 0 done, 1 failed (resume goes on), 2 a mistake in what was asked for, 130 stopped by Ctrl-C.
+Exit codes: 0 done, 1 failed (resume goes on), 2 a mistake in what was asked for, 130 stopped by Ctrl-C,
+143 by `ray job stop` or another SIGTERM (resume goes on after both).
 """
 
 
@@ -206,7 +207,7 @@ def _resumable(path: Path) -> Iterator[None]:
         raise
     except KeyboardInterrupt as stop:
         raise _Stopped(130, f"Stopped. {_way_on(path)}") from stop
-    except SystemExit as stop:  # Ray turns SIGTERM (`ray job stop`) into this
+    except SystemExit as stop:  # what actors/cluster.py turns SIGTERM (`ray job stop`) into
         raise _Stopped(143, f"Ended from outside. {_way_on(path)}") from stop
     except Exception as error:
         if isinstance(getattr(error, "cause", None), UserError):  # a mistake that only an actor could see
@@ -423,7 +424,7 @@ class _RayProbe:
 
 def _knock(address: str) -> str:
     """Why nothing answers at host:port, empty if something does (or if the address is no such pair)."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return ""
     try:

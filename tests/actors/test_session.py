@@ -45,6 +45,31 @@ def test_at_the_start_what_does_not_fit_is_told_at_once(nodes: list[list[dict[st
     assert len(nodes) == 1  # asked once
 
 
+def starting(monkeypatch: pytest.MonkeyPatch, states: list[str]) -> session.RaySession:
+    """A session whose second actor never starts, in a placement group that goes through `states`."""
+    monkeypatch.setattr(ray, "wait", lambda refs, **options: (refs[:-1], refs[-1:]) if states else (refs, []))
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    monkeypatch.setattr(ray.util, "placement_group_table", lambda group: {"state": states.pop(0)})
+    made = session.RaySession.__new__(session.RaySession)
+    made._group = None
+    return made
+
+
+def test_a_node_that_dies_before_its_actors_live_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ActorsLost, match="their places are rescheduling"):
+        starting(monkeypatch, ["CREATED", "RESCHEDULING"])._when_started(["a", "b"])
+
+
+def test_actors_that_start_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert starting(monkeypatch, ["CREATED", "CREATED"])._when_started(["a", "b"]) == ["a", "b"]
+
+
+def test_a_gpu_that_torch_cannot_use_is_said() -> None:
+    said = session._without_gpu(["cuda:0", "cpu", "cpu"], 0.5)
+    assert said.startswith("; 2 of them compute on the CPU although fleet.gpus=0.5")
+    assert session._without_gpu(["cpu"], 0.0) == session._without_gpu(["cuda:0"], 0.5) == ""
+
+
 def surface(error: BaseException) -> BaseException:
     with pytest.raises(BaseException) as caught, session._surfacing():
         raise error

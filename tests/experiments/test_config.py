@@ -345,8 +345,19 @@ def test_gpus_are_refused_only_where_there_are_none(monkeypatch: pytest.MonkeyPa
     for overrides, env in (([], {"RAY_ADDRESS": "auto"}), (["fleet.address=head:6379"], {})):
         assert load_config(overrides=["fleet.gpus=0.25", *overrides], env=env).fleet.gpus == 0.25
     monkeypatch.setattr(module, "gpu_count", lambda: 1)
-    assert load_config(overrides=["fleet.gpus=2"], env={}).fleet.gpus == 2
-    assert "got 1.5" in sentence("fleet.gpus=1.5")
+    assert load_config(overrides=["fleet.gpus=1"], env={}).fleet.gpus == 1
+    assert "Expected fleet.gpus <= 1, got 2" in sentence("fleet.gpus=2")
+
+
+def test_ray_client_is_refused_before_anything_connects() -> None:
+    for overrides, env in (
+        (["fleet.address=ray://head:10001"], {}),
+        ([], {"RAY_ADDRESS": "ray://head:10001"}),
+    ):
+        said = sentence(*overrides, env=env)
+        assert "as host:port, got 'ray://head:10001'" in said and "ray job submit" in said
+    env = {"RAY_ADDRESS": "ray://head:10001"}
+    assert load_config(overrides=["fleet.backend=in_process"], env=env).fleet.backend == "in_process"
 
 
 def test_clusters_count_only_for_clustered_methods() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from experiments import open_run
 from experiments.runner import run_experiment
-from tests.support.clusters import Head, head_node
+from tests.support.clusters import ROOT, Head, head_node
 from tests.support.experiments import TINY, config_of
 from tests.support.runs import assert_equal_runs
 
@@ -57,6 +59,25 @@ def test_a_job_on_nodes_that_carry_the_project(head: Head, tmp_path: Path) -> No
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     check_results(tmp_path / "job", tmp_path)
+
+
+def test_a_run_ended_from_outside_says_how_to_go_on(head: Head, tmp_path: Path) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "platform.launch", *EXPERIMENT, "rounds=100000", f"fleet.address={head.gcs}",
+         f"storage={tmp_path}", "name=long"],
+        cwd=ROOT, env=head.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        while not (tmp_path / "long" / "metrics.csv").exists():
+            assert driver.poll() is None, driver.communicate()
+            time.sleep(0.1)
+        driver.terminate()  # what `ray job stop` does first
+        _, error = driver.communicate(timeout=60)
+    finally:
+        driver.kill()
+    assert driver.returncode == 143, error
+    assert error.splitlines()[-1].endswith(f"python -m platform.launch resume {tmp_path / 'long'}")
+    assert open_run(tmp_path / "long").status.state != "finished"
 
 
 def test_a_wrong_token_is_refused(head: Head, tmp_path: Path) -> None:
