@@ -41,6 +41,10 @@ Usage
   python -m platform.launch list [KIND]                            what there is to choose from; KIND is
                                                                    methods, data, partitions, models, settings
   python -m platform.launch resume RUN                             go on with a run that was stopped or killed
+  python -m platform.launch report RUN ... [option=value ...]      tables, figures and one HTML file of runs and
+                                                                   sweeps; options are out=FOLDER, table=3.1 (a
+                                                                   published one), test=t or wilcoxon,
+                                                                   against=METHOD, metrics=NAME,NAME, figures=no
   python -m platform.launch doctor                                 what this machine or cluster has
 
 Examples
@@ -79,6 +83,7 @@ class Request:
     file: Path | None = None
     overrides: list[str] = field(default_factory=list)
     argument: str | None = None
+    words: list[str] = field(default_factory=list)  # of report: directories and its own options
     typed: list[str] = field(default_factory=list)  # the command line as it was given
 
 
@@ -88,6 +93,8 @@ def parse(arguments: Sequence[str]) -> Request:
         return Request("help")
     if arguments and arguments[0] in ("list", "resume", "doctor"):
         return _parse_command(arguments[0], arguments[1:])
+    if arguments and arguments[0] == "report":
+        return Request("report", words=list(arguments[1:]))
     request = Request()
     words = iter(arguments)
     for position, word in enumerate(words):
@@ -153,7 +160,9 @@ def _unknown_word(word: str, first: bool) -> UserError:
         return UserError(f"Expected setting=value, got the run directory '{word}': write resume {word}.")
     if not first or word in leaves(ExperimentSettings) or word in ("data", "partition", "model"):
         return UserError(f"Expected setting=value, got '{word}': write it as in rounds=10.")
-    return UserError(f"Unknown command '{word}'. {nearest(word, ['list', 'resume', 'doctor', '--help'])}")
+    return UserError(
+        f"Unknown command '{word}'. {nearest(word, ['list', 'resume', 'report', 'doctor', '--help'])}"
+    )
 
 
 # Commands -------------------------------------------------------------------------------------------------
@@ -188,6 +197,16 @@ def _show_results(path: Path) -> None:
 
     print_table(path)
     print(f"Results: {path} (summary.md tells what is in it)")
+
+
+def report(request: Request) -> None:
+    """Tables, figures and one HTML file of runs and sweeps."""
+    from reports.build import ReportRequest, build_report
+    from reports.table_text import print_tables
+
+    built = build_report(ReportRequest.parse(request.words))
+    print_tables(built.tables, sys.stdout)
+    print(f"Report: {', '.join(file.name for file in built.files)} in {built.folder}")
 
 
 class _Stopped(Exception):
@@ -488,6 +507,7 @@ def _count(number: float, name: str) -> str:
 COMMANDS: dict[str, Callable[[Request], None]] = {
     "run": run,
     "resume": resume,
+    "report": report,
     "list": show_list,
     "doctor": doctor,
     "help": lambda request: print(HELP, end=""),

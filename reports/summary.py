@@ -5,26 +5,21 @@ Reads the files of a run directory and nothing else, so a run of another machine
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 import os
 import statistics
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from foundation.errors import UserError
 from foundation.files import write_whole
+from reports.runs import Row, RunFiles
 
 _METRICS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "mse": "mean squared error", "loss": "loss"}
 _KINDS = {"micro": "weighted", "macro": "plain mean", "worst10": "worst 10%", "std": "std"}
 _SHOWN_EVENTS = 20
-
-Row = dict[str, Any]
 
 
 def final_figures(path: str | Path) -> dict[str, Any]:
@@ -37,22 +32,22 @@ def final_figures(path: str | Path) -> dict[str, Any]:
     - `cluster_sizes`: as the last round left them; None for a method without clusters.
     - `rounds_done`, `seconds_per_round` (the median; None before the first round).
     """
-    return _figures(_read(Path(path)))
+    return figures_of(RunFiles(Path(path)))
 
 
 def write_summary(path: str | Path) -> Path:
     """Write `summary.md` into the run directory: what ran, the final table, what happened, what is where."""
-    run = _read(Path(path))
+    run = RunFiles(Path(path))
     target = run.path / "summary.md"
-    write_whole(target, _markdown(run, _figures(run)))
+    write_whole(target, _markdown(run, figures_of(run)))
     return target
 
 
 def print_table(path: str | Path, stream: TextIO | None = None) -> None:
     """Print the final table of a run: with colours and lines on a terminal, as plain text elsewhere."""
     stream = sys.stdout if stream is None else stream
-    run = _read(Path(path))
-    figures = _figures(run)
+    run = RunFiles(Path(path))
+    figures = figures_of(run)
     blocks = _blocks(figures)
     facts = _facts(figures)
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
@@ -81,69 +76,11 @@ def print_table(path: str | Path, stream: TextIO | None = None) -> None:
         print(fact, file=stream)
 
 
-# Reading ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Run:
-    path: Path
-    config: Mapping[str, Any]
-    status: Mapping[str, Any]
-    metrics: list[Row]
-    timings: list[Row]
-    events: list[Mapping[str, Any]]
-
-    def setting(self, key: str) -> Any:
-        """A setting by its dotted key; None if the config has none of that name."""
-        value: Any = self.config
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        return value
-
-
-def _read(path: Path) -> _Run:
-    import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
-
-    try:
-        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
-        status = json.loads((path / "status.json").read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        message = f"{path} is not a run directory: expected one with config.yaml and status.json."
-        raise UserError(message) from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"The run in {path} cannot be read ({error}).") from error
-    if not isinstance(config, dict):
-        raise UserError(
-            f"{path / 'config.yaml'} is damaged: expected settings, found {type(config).__name__}."
-        )
-    events = [json.loads(line) for line in _complete(path / "events.jsonl").split("\n") if line]
-    return _Run(path, config, status, _rows(path / "metrics.csv"), _rows(path / "timings.csv"), events)
-
-
-def _rows(path: Path) -> list[Row]:
-    rows = csv.DictReader(io.StringIO(_complete(path)))
-    return [{name: _value(cell) for name, cell in row.items() if cell} for row in rows]
-
-
-def _complete(path: Path) -> str:
-    """The text up to the last line break: a run that is being written may end in half a line."""
-    data = path.read_bytes() if path.exists() else b""
-    return data[: data.rfind(b"\n") + 1].decode("utf-8")
-
-
-def _value(cell: str) -> Any:
-    if cell.startswith("["):
-        return json.loads(cell)
-    try:
-        return int(cell)
-    except ValueError:
-        return float(cell)
-
-
 # Figures ----------------------------------------------------------------------------------------------------
 
 
-def _figures(run: _Run) -> dict[str, Any]:
+def figures_of(run: RunFiles) -> dict[str, Any]:
+    """`final_figures` of a run whose files are read already."""
     evaluations = [row for row in run.metrics if any(name.startswith("micro_") for name in row)]
     count = run.setting("evaluation.last")
     if not isinstance(count, int) or count < 1:
@@ -240,7 +177,7 @@ def _number(value: Any) -> str:
     return f"{value:.4f}" if not math.isfinite(value) or abs(value) < 1000 else f"{value:.4g}"
 
 
-def _markdown(run: _Run, figures: Mapping[str, Any]) -> str:
+def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
     of = f" of {run.setting('rounds')}" if run.setting("rounds") else ""
     lines = [
         f"# {run.setting('method')} on {run.setting('data.name')}",
@@ -281,7 +218,7 @@ def _markdown(run: _Run, figures: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _what(run: _Run, *, clustered: bool) -> str:
+def _what(run: RunFiles, *, clustered: bool) -> str:
     """One sentence from the config."""
     labels = {
         "clients": "{} clients",

@@ -1,0 +1,182 @@
+"""Runs that differ by their seed alone are a group: one row of a table, one curve with a band."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reports.names import label_of, setting_text
+from reports.runs import RunFiles, Trial
+from reports.summary import figures_of
+
+Values = npt.NDArray[np.float64]
+
+# Settings that never tell two groups apart: where a run lives, how it was executed, what it wrote down.
+_ELSEWHERE = ("seed", "name", "storage", "fleet.", "checkpoint.", "records.", "choose_clusters", "data.root",
+              "data.download", "local.executor", "local.normalise", "local.trainer", "sweep.")  # fmt: skip
+# Settings that name the problem, and not the way it is solved: each combination is a table of its own.
+_PROBLEM = ("data.", "partition.", "clients", "holdout_clients", "model.")
+
+
+@dataclass
+class Group:
+    """Runs of one setting with different seeds, and trials of it that left nothing behind."""
+
+    label: str
+    block: str
+    settings: Mapping[str, Any]
+    runs: list[RunFiles] = field(default_factory=list)
+    missing: list[Trial] = field(default_factory=list)
+    name: str = ""  # as a sweep calls it
+
+    @cached_property
+    def finished(self) -> dict[int, dict[str, Any]]:
+        """Seed -> final figures of the finished runs; of two runs of one seed the first counts."""
+        found: dict[int, dict[str, Any]] = {}
+        for run in self.runs:
+            if run.status.get("state") == "finished":
+                found.setdefault(int(run.setting("seed") or 0), figures_of(run))
+        return found
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The config of the first run; empty if there is none."""
+        return self.runs[0].config if self.runs else {}
+
+    @cached_property
+    def clustered(self) -> bool:
+        """Whether the method put clients into clusters."""
+        return any("cluster_sizes" in row for run in self.runs for row in run.metrics[-1:])
+
+    @property
+    def clusters(self) -> int | None:
+        """K, where the method has one: of its clusters, or of the copies in an ensemble."""
+        members = [str(member) for member in self.config.get("ensemble") or []]
+        if len(members) == 1 and members[0].rpartition("*")[2].isdigit():
+            return int(members[0].rpartition("*")[2])
+        return int(self.config["clusters"]) if self.clustered and "clusters" in self.config else None
+
+    def by_seed(self, metric: str) -> dict[int, float]:
+        """Seed -> the mean of a metric over the last evaluations of its run, where it was measured."""
+        values = ((seed, found["final"].get(metric)) for seed, found in sorted(self.finished.items()))
+        return {seed: float(value) for seed, value in values if isinstance(value, int | float)}
+
+    def mean(self, metric: str) -> float | None:
+        """Mean over seeds; None where nothing was measured."""
+        values = list(self.by_seed(metric).values())
+        return mean(values) if values else None
+
+    def std(self, metric: str) -> float | None:
+        """Standard deviation over seeds (ddof 0, as the papers' tables); None of fewer than two."""
+        values = list(self.by_seed(metric).values())
+        return std(values) if len(values) > 1 else None
+
+    @cached_property
+    def note(self) -> str:
+        """What a reader of the row must know: trials that failed or are not finished."""
+        words = []
+        for trial in self.missing:
+            words.append(_words(trial.seed, trial.status or "not run", trial.reason))
+        for run in self.runs:
+            state = str(run.status.get("state"))
+            if state != "finished":
+                done = f"{state} after {run.status.get('rounds_done', 0)} rounds"
+                words.append(_words(run.setting("seed"), done, str(run.status.get("sentence") or "")))
+        return "; ".join(words)
+
+
+def _words(seed: Any, what: str, why: str) -> str:
+    text = f"seed {seed}: {what}" if seed is not None else what
+    return f"{text} ({' '.join(why.split())})" if why else text
+
+
+def mean(values: Sequence[float]) -> float:
+    """The exactly rounded mean; not finite where a value is not."""
+    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else float(np.mean(values))
+
+
+def std(values: Sequence[float]) -> float:
+    """
+    >>> std([1.0, 3.0])
+    1.0
+    """
+    centre = mean(values)
+    return math.sqrt(mean([(value - centre) ** 2 for value in values]))
+
+
+def make_groups(trials: Iterable[Trial]) -> list[Group]:
+    """The groups of all trials, in the order in which their first run was given."""
+    found: dict[Any, tuple[dict[str, Any], list[RunFiles], list[Trial], str]] = {}
+    lost: list[Trial] = []
+    for trial in trials:
+        if trial.run is None:
+            lost.append(trial)
+            continue
+        settings = {
+            key: value for key, value in flat(trial.run.config).items() if not key.startswith(_ELSEWHERE)
+        }
+        key = (trial.group, tuple(sorted((name, repr(value)) for name, value in settings.items())))
+        found.setdefault(key, (settings, [], [], trial.group))[1].append(trial.run)
+    by_name = {name: entry for entry in found.values() if (name := entry[3])}
+    only_lost: dict[str, list[Trial]] = {}
+    for trial in lost:
+        if trial.group in by_name:
+            by_name[trial.group][2].append(trial)
+        else:
+            only_lost.setdefault(trial.group, []).append(trial)
+    groups = _labelled(list(found.values()))
+    return groups + [Group(name, "", {}, [], trials, name) for name, trials in only_lost.items()]
+
+
+def _labelled(entries: Sequence[tuple[dict[str, Any], list[RunFiles], list[Trial], str]]) -> list[Group]:
+    varying = _varying([entry[0] for entry in entries])
+    groups = []
+    for settings, runs, missing, name in entries:
+        chosen = {key: settings[key] for key in varying if key in settings}
+        problem = [setting_text(key, value) for key, value in chosen.items()
+                   if key.startswith(_PROBLEM) and key not in ("data.name", "partition.name")]  # fmt: skip
+        own = [setting_text(key, value) for key, value in chosen.items()
+               if not key.startswith(_PROBLEM) and key not in ("method", "ensemble", "clusters")]  # fmt: skip
+        block = ", ".join(
+            [str(settings.get("data.name", "?")), str(settings.get("partition.name", "?")), *problem]
+        )
+        label = label_of(runs[0].config) + (f" ({', '.join(own)})" if own else "")
+        groups.append(Group(label, block, settings, runs, missing, name))
+    return groups
+
+
+def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys that do not have one value in all groups that have them."""
+    values: dict[str, set[str]] = {}
+    for each in settings:
+        for key, value in each.items():
+            values.setdefault(key, set()).add(repr(value))
+    return [key for key, found in values.items() if len(found) > 1]
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """
+    >>> flat({"rounds": 5, "local": {"lr": 0.1}})
+    {'rounds': 5, 'local.lr': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def by_block(groups: Iterable[Group]) -> dict[str, list[Group]]:
+    """Groups by the problem they solve, in their order."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.block, []).append(group)
+    return found

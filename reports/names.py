@@ -1,0 +1,108 @@
+"""What things are called: methods as the papers print them, metrics, settings in few words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_METHODS = {
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "fedsgd": "FedSGD",
+    "feddane": "FedDANE",
+    "feddist": "FedDist",
+    "feddws": "FedDWS",
+    "local": "Local",
+    "ditto": "Ditto",
+    "fedper": "FedPer",
+    "ifca": "IFCA",
+    "fesem": "FeSEM",
+    "wecfl": "WeCFL",
+    "cfl": "CFL",
+    "robust": "Robust",
+    "fedsoft": "FedSoft",
+    "fedem": "FedEM",
+    "femam": "FeMAM",
+    "oracle": "Oracle",
+    "random": "Random clusters",
+    "cam": "CAM",
+    "con": "CON",
+    "cks": "CKS",
+    "prox": "Prox",
+    "few_shots": "few shots",
+    "finetune": "fine-tuning",
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of `metrics.csv` as it is shown: `scale` times its value, under `label`."""
+
+    name: str
+    label: str
+    scale: float = 1.0
+    higher_is_better: bool = True
+    digits: int = 2
+
+
+_SUMS = {
+    "micro": "",
+    "macro": ", plain mean",
+    "worst10": ", worst 10%",
+    "std": ", std over clients",
+}
+
+
+def metric(name: str) -> Metric:
+    """How a column of `metrics.csv` is shown; shares become percent, as the papers print them.
+
+    >>> metric("micro_accuracy").label, metric("macro_loss").label, metric("ari").label
+    ('accuracy (%)', 'loss, plain mean', 'ARI')
+    """
+    kind, _, rest = name.partition("_")
+    ending = _SUMS.get(kind, "")
+    if rest == "accuracy" or rest == "macro_f1":
+        label = "accuracy" if rest == "accuracy" else "macro-F1"
+        return Metric(name, f"{label} (%){ending}", 100.0, higher_is_better=kind != "std")
+    if rest in ("mse", "loss") and kind in _SUMS:
+        label = "mean squared error" if rest == "mse" else "loss"
+        return Metric(name, f"{label}{ending}", higher_is_better=False, digits=4)
+    if name in ("ari", "nmi"):
+        return Metric(name, name.upper(), digits=3)
+    return Metric(name, name.replace("_", " "), digits=4)
+
+
+def headline_metrics(known: Sequence[str]) -> list[Metric]:
+    """What a table shows first: accuracy and macro-F1, or the error of a regression, or the loss."""
+    for names in (("micro_accuracy", "micro_macro_f1"), ("micro_mse",), ("micro_loss",)):
+        if names[0] in known:
+            return [metric(name) for name in names if name in known]
+    return []
+
+
+def method_label(method: str) -> str:
+    """
+    >>> method_label("fesem+cam"), method_label("fedavg*5"), method_label("mine+cks")
+    ('FeSEM+CAM', 'FedAvg*5', 'mine+CKS')
+    """
+    return re.sub(r"[a-z_0-9]+", lambda found: _METHODS.get(found[0], found[0]), method)
+
+
+def label_of(config: Mapping[str, Any]) -> str:
+    """The method of a run, or the members of its ensemble."""
+    members = config.get("ensemble") or []
+    if members:
+        return " & ".join(method_label(str(member)) for member in members)
+    return method_label(str(config.get("method", "?")))
+
+
+def setting_text(key: str, value: Any) -> str:
+    """`name=value` without the section, as short as it can be said.
+
+    >>> setting_text("local.lr", 0.1), setting_text("model.hidden", [64, 32])
+    ('lr=0.1', 'hidden=64,32')
+    """
+    shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else f"{value}"
+    return f"{key.rpartition('.')[2]}={shown}"

@@ -1,0 +1,220 @@
+"""The numbers that the papers print, and which run each of them belongs to.
+
+`published_results.csv` holds one printed number a line: `source` (the key of a paper), `table`, and the setting as
+the paper names it. `SOURCES` says what the keys mean. A number stands beside a run only if data, partition (with its
+parameters), K and method are the paper's; whatever else differs (clients, rounds, ...) is said beneath the table.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from foundation.errors import UserError
+
+FILE = Path(__file__).with_name("published_results.csv")
+
+SOURCES = {
+    "thesis-2023": "J. Ma, Structured Federated Learning, PhD thesis, University of Technology Sydney, 2023; its "
+    "Tables 7.1 and 7.3 are Tables 1 and 2 of Ma et al., Structured Federated Learning through Clustered Additive "
+    "Modeling, NeurIPS 2023",
+    "fedsoft-2022": "Y. Ruan, C. Joe-Wong, FedSoft: Soft Clustered Federated Learning with Proximal Local Updating, "
+    "AAAI 2022",
+    "fesem-2022": "G. Long, M. Xie, T. Shen, T. Zhou, X. Wang, J. Jiang, Multi-Center Federated Learning: Clients "
+    "Clustering for Better Personalization, World Wide Web 2023 (online 2022)",
+}
+
+# The settings that a source's experiments share; a run that differs is still compared, and the report says so.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "thesis-2023": {"clients": 200, "rounds": 100, "local.steps": 10, "local.batch": 32, "local.lr": 0.001},
+}
+
+_METRICS = {
+    "thesis-2023": {"accuracy": "micro_accuracy", "macro_f1": "micro_macro_f1"},
+    "fesem-2022": {
+        "micro_accuracy": "micro_accuracy",
+        "micro_f1": "micro_macro_f1",
+        "macro_accuracy": "macro_accuracy",
+        "macro_f1": "macro_macro_f1",
+    },
+}
+
+# Our partition and its parameters in the papers -> the name in the file.
+_PARTITIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dirichlet": ("client_dirichlet", {"alpha": 0.1}),
+    "cluster_dirichlet": ("cluster_dirichlet", {"alpha": 0.1, "alpha_within": 10.0}),
+    "n_class": ("client_n_class", {"classes": 2}),
+    "cluster_n_class": ("cluster_n_class", {"classes": 3, "classes_within": 2}),
+}
+
+_BASES = {
+    "fedavg": "FedAvg", "fedprox": "FedProx", "fedsgd": "FedSGD", "feddane": "FedDane", "feddist": "FedDist",
+    "feddws": "FedDist+WS", "local": "NoFed", "ifca": "IFCA", "fesem": "FeSEM", "wecfl": "WeCFL",
+    "cfl": "FedCluster", "robust": "Robust(TKM)", "fedsoft": "FedSoft", "fedem": "FedEM",
+}  # fmt: skip
+_WARMUP = 30  # rounds of the thesis's Chapter 7, Table 7.6 apart
+
+
+@dataclass(frozen=True)
+class Published:
+    """One printed number; `metric` is a column of `metrics.csv`, or the paper's own name where there is none."""
+
+    source: str
+    table: str
+    dataset: str
+    partition: str
+    clusters: int | None
+    method: str
+    metric: str
+    mean: float
+    std: float | None
+
+    @property
+    def where(self) -> str:
+        """`thesis-2023, Table 3.1`."""
+        return f"{self.source}, Table {self.table}"
+
+
+@cache
+def published_results() -> tuple[Published, ...]:
+    """Every printed number."""
+    with FILE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return tuple(
+        Published(
+            row["source"],
+            row["table"],
+            row["dataset"],
+            row["partition"],
+            int(row["clusters"]) if row["clusters"] else None,
+            row["method"],
+            _METRICS.get(row["source"], {}).get(row["metric"], row["metric"]),
+            float(row["mean"]),
+            float(row["std"]) if row["std"] else None,
+        )
+        for row in rows
+    )
+
+
+@cache
+def _by_setting() -> dict[tuple[str, str, str], list[Published]]:
+    found: dict[tuple[str, str, str], list[Published]] = {}
+    for each in published_results():
+        found.setdefault((each.dataset, each.partition, each.method), []).append(each)
+    return found
+
+
+def find_table(text: str) -> tuple[str, str]:
+    """(source, table) of what a user typed: `3.1`, `thesis-2023:3.1`, `fesem-2022:2`."""
+    source, _, table = text.rpartition(":")
+    found = sorted({(each.source, each.table) for each in published_results()})
+    fitting = [each for each in found if each[1] == table and each[0].startswith(source)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        choices = " or ".join(":".join(each) for each in fitting)
+        raise UserError(
+            f"Expected one published table, got table={text}, which several papers have: write {choices}."
+        )
+    known = ", ".join(f"{source}:{table}" for source, table in found)
+    raise UserError(f"Expected a published table, got table={text}: there are {known}.")
+
+
+def published_for(
+    config: Mapping[str, Any], clusters: int | None, table: tuple[str, str] | None = None
+) -> dict[str, Published]:
+    """The printed numbers of a run's setting, by metric; the earliest table wins unless one is named."""
+    found: dict[str, Published] = {}
+    data = str((config.get("data") or {}).get("name"))
+    for partition in _partition_names(config):
+        for method in method_names(config):
+            for each in _by_setting().get((data, partition, method), ()):
+                fits = (
+                    each.clusters is None
+                    or each.clusters == clusters
+                    or (clusters is None and each.clusters == 1)
+                )
+                # Tables that compare across K print the same FedAvg beside every K.
+                fits = fits or (clusters is None and each.table == "7.5")
+                if fits and (table is None or (each.source, each.table) == table):
+                    found.setdefault(each.metric, each)
+    return found
+
+
+def _partition_names(config: Mapping[str, Any]) -> list[str]:
+    partition = config.get("partition") or {}
+    name = str(partition.get("name"))
+    if name not in _PARTITIONS:
+        return [name]
+    published, parameters = _PARTITIONS[name]
+    return [published] if all(partition.get(key) == value for key, value in parameters.items()) else []
+
+
+def method_names(config: Mapping[str, Any]) -> list[str]:
+    """What the papers may call the method of a config, the likeliest first; empty if they do not have it.
+
+    >>> method_names({"method": "fesem+cam", "rounds": 100, "cam": {"warmup": 0.3}})
+    ['FeSEM-CAM', 'FeSEM-CAM(warmup=30)']
+    >>> method_names({"ensemble": ["fedavg*5"]}), method_names({"ensemble": ["fedavg", "ifca"]})
+    (['FedAvg+'], ['FedAvg+IFCA'])
+    """
+    members = [str(member) for member in config.get("ensemble") or []]
+    if len(members) == 1:
+        names = _names(re.sub(r"\*\d+$", "", members[0]), config)
+        return [f"{names[0]}+"] if names and "*" in members[0] else []
+    if members:
+        parts = [_names(member, config) for member in members]
+        return ["+".join(names[0] for names in parts)] if all(parts) else []
+    return _names(str(config.get("method", "")), config)
+
+
+def _names(method: str, config: Mapping[str, Any]) -> list[str]:
+    base, *addons = method.split("+")
+    if base not in _BASES:
+        return []
+    rest = [
+        addon for addon in addons if addon != "few_shots"
+    ]  # chapters 4 to 6 use it where clusters are stable
+    if {"con", "cks"} <= set(rest):
+        rest = ["con&cks", *(addon for addon in rest if addon not in ("con", "cks"))]
+    if not set(rest) <= {"cam", "con", "cks", "con&cks", "finetune"}:
+        return []
+    endings = {"finetune": "-Finetune"}
+    name = _BASES[base] + "".join(endings.get(addon, f"-{addon.upper()}") for addon in rest)
+    if (config.get("aggregation") or {}).get("name") == "matched":
+        return [f"{name}-MA"]
+    if "con" in rest:
+        form = (config.get("con") or {}).get("form", "para")
+        return [f"{name}-{form}", *([name] if form == "para" else [])]
+    if "cam" in rest:
+        warmup = round(float((config.get("cam") or {}).get("warmup", 0.0)) * float(config.get("rounds") or 0))
+        usual = warmup == _WARMUP or config.get("rounds") != 100  # a shorter run cannot have as many
+        return ([name] if usual else []) + [f"{name}(warmup={warmup})"]
+    return [name, "HypoCluster", f"{name}(warmup=0)"] if name == "IFCA" else [name]
+
+
+def deviations(config: Mapping[str, Any], sources: Iterable[str]) -> list[str]:
+    """Where a run's setting is not the one of a source: `clients=20 (thesis-2023: 200)`."""
+    found = []
+    for source in sources:
+        for key, expected in SETTINGS.get(source, {}).items():
+            value: Any = config
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if value != expected:
+                found.append(f"{key}={value} ({source}: {expected})")
+    return found
+
+
+def rows_of(table: tuple[str, str], block: tuple[str, str] | None = None) -> Sequence[Published]:
+    """The printed numbers of one table, of one data set and partition of it if these are given."""
+    return [
+        each
+        for each in published_results()
+        if (each.source, each.table) == table and (block is None or (each.dataset, each.partition) == block)
+    ]

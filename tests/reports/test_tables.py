@@ -1,0 +1,276 @@
+"""Tables of several runs: means, spreads, ranks and tests by hand, published values, formats, what was not run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from foundation.errors import UserError
+from reports.build import ReportRequest, build_report
+from reports.groups import Group, make_groups
+from reports.published import deviations, find_table, method_names, published_for, published_results
+from reports.runs import find_trials
+from reports.significance import holm, paired_p
+from reports.table_text import as_csv, latex, markdown, print_tables
+from reports.tables import Table, build_tables
+from tests.support.written_runs import write_run, write_sweep
+
+LAST = {0: 0.5, 1: 0.7, 2: 0.9}  # the mean of the last three rounds of IFCA, by seed
+
+
+def compare(folder: Path) -> list[Path]:
+    """IFCA with means 0.5, 0.7, 0.9 (mean 0.7) and FedAvg 0.2, 0.3, 0.1 (mean 0.2) over seeds 0, 1, 2."""
+    runs = []
+    for seed, value in LAST.items():
+        rounds = [0.0, value - 0.05, value, value + 0.05]
+        runs.append(write_run(folder / f"ifca-{seed}", seed=seed, accuracy=rounds,
+                              metrics={"cluster_sizes": [[2, 2]] * 4}))  # fmt: skip
+    for seed, value in {0: 0.2, 1: 0.3, 2: 0.1}.items():
+        runs.append(
+            write_run(folder / f"fedavg-{seed}", method="fedavg", seed=seed, accuracy=[0.0, *[value] * 3])
+        )
+    return runs
+
+
+def tables(paths: list[Path], **options: object) -> list[Table]:
+    return build_tables(make_groups(find_trials(paths)), **options)  # type: ignore[arg-type]
+
+
+def test_means_and_spreads_over_seeds_of_the_means_of_the_last_rounds(tmp_path: Path) -> None:
+    (table,) = tables(compare(tmp_path))
+    ifca, fedavg = table.rows
+    assert (ifca.label, ifca.clusters, ifca.seeds) == ("IFCA", 2, (0, 1, 2))
+    assert (fedavg.label, fedavg.clusters) == ("FedAvg", None)
+    cell = ifca.cells["micro_accuracy"]
+    assert cell.mean == pytest.approx(70.0)
+    assert cell.std == pytest.approx(100 * math.sqrt(0.08 / 3))  # deviations 0.2, 0, 0.2; ddof 0
+    assert (cell.rank, fedavg.cells["micro_accuracy"].rank) == (1, 2)
+    assert fedavg.cells["micro_macro_f1"].mean == pytest.approx(10.0)
+    assert ifca.costs["models_down"] == 2.0 and ifca.costs["minutes"] == pytest.approx(4 / 60)
+
+
+def test_significance_is_paired_over_seeds_and_named(tmp_path: Path) -> None:
+    (table,) = tables(compare(tmp_path))
+    # Differences 0.3, 0.4, 0.8: mean 0.5, standard deviation sqrt(0.07), t = 0.5 / sqrt(0.07 / 3).
+    t = 0.5 / math.sqrt(0.07 / 3)
+    by_hand = 1 - t / math.sqrt(t * t + 2)  # the t distribution with two degrees of freedom
+    assert table.rows[1].cells["micro_accuracy"].p == pytest.approx(by_hand)
+    assert table.rows[0].cells["micro_accuracy"].p is None  # the reference itself
+    assert any("paired t-test over seeds, two-sided, against the best row" in note for note in table.notes)
+    (other,) = tables(compare(tmp_path / "again"), test="wilcoxon", against="fedavg")
+    assert other.rows[0].cells["micro_accuracy"].p == pytest.approx(0.25)  # 2 / 2^3
+    assert any(
+        "Wilcoxon signed-rank test over seeds, two-sided, against FedAvg" in note for note in other.notes
+    )
+
+
+def test_paired_p_is_scipys_and_knows_its_limits() -> None:
+    rng = np.random.Generator(np.random.PCG64(1))
+    one, other = rng.normal(size=5), rng.normal(size=5)
+    found = paired_p(dict(enumerate(one)), dict(enumerate(other)))
+    assert found == pytest.approx(stats.ttest_rel(one, other).pvalue)
+    shared = paired_p({0: 1.0, 1: 2.0, 2: 4.0, 7: 9.0}, {0: 0.0, 1: 1.5, 2: 2.0, 8: 3.0})
+    assert shared == paired_p({0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.0, 1: 1.5, 2: 2.0})  # seeds that both have
+    assert paired_p({0: 1.0, 1: 2.0}, {0: 0.0, 1: 1.0}) is None  # one and the same difference
+    assert paired_p({0: 1.0, 1: math.nan}, {0: 0.0, 1: 1.0}) is None
+    assert holm({}) == {}
+    assert holm({"a": 0.6, "b": 0.5}) == {"b": 1.0, "a": 1.0}
+
+
+def test_a_worse_loss_is_a_larger_one(tmp_path: Path) -> None:
+    (table,) = tables(compare(tmp_path), metrics=["micro_loss"])
+    assert [row.cells["micro_loss"].rank for row in table.rows] == [1, 2]
+    assert table.rows[0].cells["micro_loss"].mean == pytest.approx(0.3)
+    with pytest.raises(UserError, match=r"Unknown metric 'micro_los'. Did you mean 'micro_loss'"):
+        tables(compare(tmp_path / "again"), metrics=["micro_los"])
+
+
+def test_only_finished_runs_count_and_the_others_say_why(tmp_path: Path) -> None:
+    runs = compare(tmp_path / "runs")
+    broken = write_run(tmp_path / "runs/x", method="wecfl", state="failed", sentence="Client 3 failed.")
+    write_run(tmp_path / "sweep/runs/a", seed=0)
+    sweep = write_sweep(
+        tmp_path / "sweep",
+        [
+            {"group": "ifca", "seed": 0, "run": "runs/a"},
+            {"group": "ifca", "seed": 1, "status": "failed", "reason": "out of memory", "run": "runs/b"},
+            {"group": "cfl", "seed": 0, "status": "waiting"},
+        ],
+    )
+    found = tables([*runs, broken, sweep])
+    rows = {row.label: row for table in found for row in table.rows}
+    assert rows["WeCFL"].cells["micro_accuracy"].mean is None and rows["WeCFL"].seeds == ()
+    assert rows["WeCFL"].note == "seed 0: failed after 4 rounds (Client 3 failed.)"
+    assert rows["cfl"].note == "seed 0: waiting" and rows["cfl"].cells["micro_accuracy"].mean is None
+    (sweeps,) = [row for table in found for row in table.rows if row.note.startswith("seed 1: failed")]
+    assert sweeps.note == "seed 1: failed (out of memory)" and sweeps.seeds == (0,)
+    text = io.StringIO()
+    print_tables(found, text)
+    assert "  WeCFL" in text.getvalue().splitlines()  # nothing but its name
+    assert "out of memory" in text.getvalue()
+
+
+def test_problems_are_tables_and_settings_that_differ_are_in_the_label(tmp_path: Path) -> None:
+    for number, (alpha, mu) in enumerate([(0.1, 0.5), (0.1, 1.0), (10.0, 0.5)]):
+        config = {
+            "partition": {"name": "dirichlet", "alpha": alpha},
+            "fedprox": {"mu": mu},
+            "name": f"r{number}",
+        }
+        write_run(tmp_path / f"r{number}", method="fedprox", config=config)
+    first, second = tables(sorted(tmp_path.iterdir()))
+    assert first.title == "digits, dirichlet, alpha=0.1"
+    assert [row.label for row in first.rows] == ["FedProx (mu=0.5)", "FedProx (mu=1.0)"]
+    assert [row.label for row in second.rows] == ["FedProx (mu=0.5)"]
+
+
+THESIS = {
+    "data": {"name": "fashion_mnist"},
+    "partition": {"name": "cluster_dirichlet", "alpha": 0.1, "alpha_within": 10.0},
+    "clusters": 5,
+    "clients": 200,
+    "local": {"steps": 10, "batch": 32, "lr": 0.001},
+}
+
+
+def test_published_values_stand_beside_what_was_run_and_rows_that_were_not_are_empty(tmp_path: Path) -> None:
+    sizes = {"cluster_sizes": [[1, 1, 1, 1, 0]] * 4}
+    write_run(tmp_path / "a", method="fesem", accuracy=[0.9] * 4, config=THESIS, metrics=sizes)
+    write_run(tmp_path / "b", method="fedavg", accuracy=[0.8] * 4, config=THESIS)
+    (table,) = tables([tmp_path / "a", tmp_path / "b"], published=find_table("3.1"))
+    rows = {(row.label, row.clusters): row for row in table.rows}
+    fesem = rows["FeSEM", 5].cells["micro_accuracy"]
+    assert fesem.published is not None and (fesem.published.mean, fesem.published.std) == (94.64, 1.54)
+    assert fesem.difference == pytest.approx(90.0 - 94.64)
+    assert rows["FedAvg", None].cells["micro_macro_f1"].published.mean == 57.24  # type: ignore[union-attr]
+    not_run = rows["WeCFL", 10]
+    assert not_run.cells["micro_accuracy"].mean is None and not_run.cells["micro_accuracy"].rank is None
+    assert not_run.note == "not run" and not_run.cells["micro_accuracy"].published is not None
+    assert len(table.rows) == 2 + 10  # of the twelve rows of this problem in Table 3.1
+    assert any("rounds=4 (thesis-2023: 100)" in note for note in table.notes)
+    assert any(note.startswith("Published: thesis-2023, Table 3.1 (J. Ma") for note in table.notes)
+    lines = list(csv.DictReader(io.StringIO(as_csv([table]))))
+    (line,) = [each for each in lines if each["method"] == "WeCFL" and each["clusters"] == "5"
+               and each["metric"] == "accuracy (%)"]  # fmt: skip
+    assert (line["mean"], line["difference"], line["published_mean"]) == ("", "", "94.64")
+
+
+def test_a_published_number_needs_the_papers_setting() -> None:
+    config = {"method": "fesem", **THESIS}
+    assert published_for(config, 5)["micro_accuracy"].mean == 94.64
+    assert published_for(config, 7) == {}
+    assert published_for({**config, "partition": {"name": "cluster_dirichlet", "alpha": 1.0}}, 5) == {}
+    assert published_for({**config, "method": "fesem+prox"}, 5) == {}
+    other = {"method": "ifca", "data": {"name": "femnist"}, "partition": {"name": "natural"}}
+    assert published_for(other, 3)["macro_macro_f1"].method == "HypoCluster"
+    assert deviations(config | {"rounds": 100}, ["thesis-2023"]) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"method": "wecfl+con+cks"}, "WeCFL-CON&CKS"),
+        ({"method": "wecfl+few_shots+con", "con": {"form": "rep"}}, "WeCFL-CON-rep"),
+        ({"method": "ifca+cam", "rounds": 100, "cam": {"warmup": 0.2}}, "IFCA-CAM(warmup=20)"),
+        ({"ensemble": ["fedavg+finetune", "ifca+finetune"]}, "FedAvg-Finetune+IFCA-Finetune"),
+        ({"ensemble": ["fedprox*10"]}, "FedProx+"),
+        ({"method": "fesem", "aggregation": {"name": "matched"}}, "FeSEM-MA"),
+        ({"method": "feddws"}, "FedDist+WS"),
+    ],
+)
+def test_every_kind_of_method_name_is_one_the_papers_print(config: dict[str, object], name: str) -> None:
+    assert method_names(config)[0] == name
+    assert name in {each.method for each in published_results()}
+
+
+def test_every_published_row_of_the_thesis_has_a_config_that_leads_to_it() -> None:
+    """No name in the file is left that the mapping cannot make, the 2 published under two spellings included."""
+    bases = ["fedavg", "fedprox", "ifca", "fesem", "wecfl", "fedsgd", "feddane", "feddist", "feddws", "local", "cfl",
+             "robust", "fedsoft", "fedem"]  # fmt: skip
+    configs: list[dict[str, object]] = [{"method": base} for base in bases]
+    for base in ("ifca", "fesem", "wecfl"):
+        configs += [{"method": f"{base}+{rest}", "rounds": 100, "cam": {"warmup": 0.3}}
+                    for rest in ("cam", "cks", "con", "con+cks", "cam+finetune")]  # fmt: skip
+        configs += [{"method": f"{base}+con", "con": {"form": "rep"}}]
+        configs += [{"ensemble": ["fedavg", base]}, {"ensemble": ["fedavg+finetune", f"{base}+finetune"]}]
+    configs += [
+        {"method": "ifca+cam", "rounds": 100, "cam": {"warmup": n / 100}} for n in (0, 10, 20, 30, 40, 50)
+    ]
+    configs += [{"ensemble": [f"{base}*5"]} for base in ("fedavg", "fedprox")]
+    configs += [{"method": "fesem", "aggregation": {"name": "matched"}}]
+    made = {name for config in configs for name in method_names(config)}
+    assert {each.method for each in published_results()} <= made
+
+
+def test_tables_are_found_by_number() -> None:
+    assert find_table("3.1") == ("thesis-2023", "3.1")
+    assert find_table("fesem-2022:2") == find_table("fesem:2") == ("fesem-2022", "2")
+    with pytest.raises(UserError, match=r"several papers have: write fedsoft-2022:2 or fesem-2022:2"):
+        find_table("2")
+    with pytest.raises(UserError, match=r"got table=9\.9: there are"):
+        find_table("9.9")
+    assert len(published_results()) == 2934
+
+
+def test_formats(tmp_path: Path) -> None:
+    found = tables(compare(tmp_path))
+    text = markdown(found)
+    assert "| IFCA | 2 | 3 | **70.00 ± 16.33** | 1 |" in text
+    assert "| FedAvg |  | 3 | <u>20.00 ± 8.16</u> | 2 |" in text
+    source = latex(found)
+    assert r"IFCA & 2 & 3 & \textbf{70.00 $\pm$ 16.33} & 1 &" in source
+    assert r"\underline{20.00 $\pm$ 8.16}" in source
+    for word in (r"\toprule", r"\midrule", r"\bottomrule", r"accuracy (\%)"):
+        assert word in source
+    assert source.count("{") - source.count(r"\{") == source.count("}") - source.count(r"\}")
+    (line,) = [each for each in csv.DictReader(io.StringIO(as_csv(found)))
+               if each["method"] == "IFCA" and each["metric"] == "accuracy (%)"]  # fmt: skip
+    assert line["seeds"] == "0 1 2"
+    assert [float(value) for value in line["values"].split()] == pytest.approx([50.0, 70.0, 90.0])
+    assert float(line["mean"]) == found[0].rows[0].cells["micro_accuracy"].mean
+
+
+def test_problems_stand_side_by_side_in_latex(tmp_path: Path) -> None:
+    paths = compare(tmp_path / "a")
+    paths.append(write_run(tmp_path / "b", accuracy=[0.5] * 4, config={"data": {"name": "other"}}))
+    source = latex(tables(paths))
+    assert source.count(r"\begin{table}") == 3
+    assert r"\multicolumn{2}{c}{digits, iid} & \multicolumn{2}{c}{other, iid}" in source
+
+
+def test_a_group_counts_a_seed_once(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "a", accuracy=[0.5] * 4)
+    other = write_run(tmp_path / "b", accuracy=[0.9] * 4)
+    (group,) = make_groups(find_trials([one, other, one]))
+    assert isinstance(group, Group) and len(group.runs) == 2
+    assert group.by_seed("micro_accuracy") == {0: 0.5}
+    assert group.std("micro_accuracy") is None
+
+
+def test_the_request_and_its_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, message in [
+        ([], "Expected run directories or sweeps after report, got none"),
+        (["x", "tes=t"], "Unknown option 'tes' of report. Did you mean 'test'"),
+        (["--out"], "Unknown option 'out' of report"),
+        (["x", "test=u"], "Unknown test 'u'"),
+        (["x", "figures=maybe"], "Expected figures=yes or figures=no"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            ReportRequest.parse(words)
+    with pytest.raises(UserError, match=f"there is no {tmp_path}/none"):
+        build_report(ReportRequest.parse([str(tmp_path / "none")]))
+    compare(tmp_path / "runs")
+    with pytest.raises(UserError, match=r"it holds 6 of them, as in .*fedavg-0"):
+        build_report(ReportRequest.parse([str(tmp_path / "runs")]))
+    with pytest.raises(UserError, match="Unknown row 'cfl' to compare against"):
+        build_report(ReportRequest.parse([str(tmp_path / "runs/ifca-0"), "against=cfl"]))
+    assert not (tmp_path / "runs/ifca-0/report").exists()
+    assert ReportRequest(["a"]).folder == Path("a/report") and ReportRequest(["a", "b"]).folder == Path(
+        "report"
+    )
