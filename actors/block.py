@@ -251,6 +251,11 @@ class ClientBlock:
         if changes:
             self._change(result.client, **changes)
 
+    def forget(self, clients: list[int], name: str) -> None:
+        """Drop one entry of these clients' states when the round commits."""
+        for client in clients:
+            self._pending[client] = {key: value for key, value in self._state(client).items() if key != name}
+
     def losses(self, request: ModelRequest, *arrays: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """(clients, K): mean training loss under each of K models, all on the same samples."""
         table = []
@@ -275,6 +280,7 @@ class ClientBlock:
         for client in request.clients:
             with self._failing(client, request.round, "computing gradients"):
                 index = self.clients[client].train
+                under = self._sum_of_outputs(self._resolve_all(request.on_top_of, client, arrays), index)
                 self.model.load(self._resolve(request.models, client, arrays))
                 # Evaluation mode: a gradient must not move BatchNorm's statistics.
                 self.model.module.eval()
@@ -282,7 +288,9 @@ class ClientBlock:
                 total = 0.0
                 for at in range(0, len(index), chunk):
                     x, y = self.samples.batch(index[at : at + chunk])
-                    loss = self._sample_losses(self.model.module(x), y).sum() / len(index)
+                    outputs = self.model.module(x)
+                    outputs = outputs if under is None else outputs + under[at : at + chunk]
+                    loss = self._sample_losses(outputs, y).sum() / len(index)
                     loss.backward()
                     total += float(loss.detach())
                 gradient = self.model.flat_gradient()
@@ -371,7 +379,8 @@ class ClientBlock:
                     if k.startswith(request.prefix)
                 }
                 state, result = request.function(self.view(client), own, **inputs)
-                self._change(client, **{f"{request.prefix}{k}": v for k, v in state.items()})
+                others = {k: v for k, v in whole.items() if not k.startswith(request.prefix)}
+                self._pending[client] = others | {f"{request.prefix}{k}": v for k, v in state.items()}
                 results.append(result)
         return results
 

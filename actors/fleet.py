@@ -242,6 +242,12 @@ class Fleet(ABC):
         self._drop_not_finite(objective, magnitude, f"local training ('{slot}')", "model")
         return Trained(self, handle, self.ids, objective, magnitude, start)
 
+    def forget(self, name: str) -> None:
+        """Drop a private model of every client of this view."""
+        own = f"model/{self.prefix}{name}"
+        arguments = {b: ([int(i) for i in self.ids[at]], own) for b, at in self._participants().items()}
+        self._call("forget", arguments, [])
+
     def losses(
         self, models: Models, *, on_top_of: Reference | Sequence[Reference] | None = None
     ) -> npt.NDArray[np.float64]:
@@ -263,9 +269,12 @@ class Fleet(ABC):
         self._round.ledger.compute(0.0, self.sizes * (len(models) + len(under)))
         return self._scatter(self._call("losses", arguments, wire.arrays), clients, len(models))
 
-    def gradients(self, at: Reference) -> Trained:
+    def gradients(
+        self, at: Reference, *, on_top_of: Reference | Sequence[Reference] | None = None
+    ) -> Trained:
         """Full-batch gradients of each client's mean training loss."""
         wire = _Wire(self)
+        under = [wire.encode(reference) for reference in _as_list(on_top_of)]
         encoded, handle, clients = (
             wire.encode(at),
             self._round.next_handle("gradient"),
@@ -277,6 +286,7 @@ class Fleet(ABC):
                     round=self._round.number,
                     clients=[int(i) for i in self.ids[positions]],
                     models=wire.part(encoded, positions),
+                    on_top_of=[wire.part(e, positions) for e in under],
                     handle=handle,
                 ),
             )
@@ -284,7 +294,7 @@ class Fleet(ABC):
         }
         found = self._call("gradients", arguments, wire.arrays)
         objective, magnitude = self._scatter(found, clients, 2).T
-        self._round.ledger.compute(self.sizes, 0.0)
+        self._round.ledger.compute(self.sizes, self.sizes * len(under))
         self._drop_not_finite(objective, magnitude, "the gradients", "gradient")
         return Trained(self, handle, self.ids, objective, magnitude)
 

@@ -170,7 +170,9 @@ class Server:
         clusters = 1
         if strategy.clustered:
             labels, clusters = strategy.labels(fleet), strategy.K  # type: ignore[attr-defined]
-        gradients = fleet.gradients(strategy.gradient_point(fleet))
+        gradients = fleet.gradients(
+            strategy.gradient_point(fleet), on_top_of=getattr(strategy, "underlay", None)
+        )
         weights = self.setup.sizes[fleet.ids] * gradients.arrived
         present = [k for k in range(clusters) if weights[labels == k].sum() > 0]
         rows = np.full(clusters, -1)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from experiments.newcomers import Newcomer, adopt
     from experiments.run_reader import Run
 
-__all__ = ["open_run"]
+__all__ = ["Newcomer", "adopt", "open_run"]
 
 
 def open_run(path: str | Path) -> Run:
@@ -16,3 +17,11 @@ def open_run(path: str | Path) -> Run:
     from experiments.run_reader import Run
 
     return Run(path)
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Newcomer", "adopt"):  # they need torch and Lightning, which reading a run does not
+        from experiments import newcomers
+
+        return getattr(newcomers, name)
+    raise AttributeError(f"module 'experiments' has no attribute '{name}'")

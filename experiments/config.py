@@ -645,9 +645,10 @@ def _check_storage(storage: str) -> None:
 
 
 def _check_method(config: ExperimentSettings) -> None:
-    from strategies import METHODS, expand, parse_method
+    from strategies import METHODS, check_members, expand, parse_method
 
     members = expand(config.ensemble) or [config.method]
+    check_members(config.ensemble, config.combine, config.clusters)
     bases = [METHODS.find(parse_method(member, config.clusters)[0]) for member in members]
     if config.choose_clusters and (config.ensemble or not bases[0].clustered):
         raise UserError(
@@ -700,6 +701,12 @@ def _check_target(config: ExperimentSettings) -> None:
 
 def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], classes: int | None) -> None:
     """Refuse a network that cannot take the data's samples, before anything is started or written."""
+    contrast = options(config).get("con")
+    if contrast is not None and contrast.form == "rep" and classes in (None, 1):
+        raise UserError(
+            "Expected data with several classes for con.form=rep, got a model with one output: the cosine of two "
+            "numbers is 1 or -1 and teaches nothing; use con.form=para."
+        )
     if config.model.target is not None:
         return  # a module of the user's own may do with the samples what it likes
     import torch

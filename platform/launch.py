@@ -45,6 +45,7 @@ Usage
                                                                    sweeps; options are out=FOLDER, table=3.1 (a
                                                                    published one), test=t or wilcoxon,
                                                                    against=METHOD, metrics=NAME,NAME, figures=no
+  python -m platform.launch choose-clusters [setting=value ...]     try several numbers of clusters for a few rounds
   python -m platform.launch doctor                                 what this machine or cluster has
 
 Examples
@@ -96,6 +97,8 @@ def parse(arguments: Sequence[str]) -> Request:
     if arguments and arguments[0] == "report":
         return Request("report", words=list(arguments[1:]))
     request = Request()
+    if arguments and arguments[0] == "choose-clusters":
+        request.command, arguments = "choose-clusters", arguments[1:]
     words = iter(arguments)
     for position, word in enumerate(words):
         option, equals, value = word.partition("=")
@@ -160,9 +163,8 @@ def _unknown_word(word: str, first: bool) -> UserError:
         return UserError(f"Expected setting=value, got the run directory '{word}': write resume {word}.")
     if not first or word in leaves(ExperimentSettings) or word in ("data", "partition", "model"):
         return UserError(f"Expected setting=value, got '{word}': write it as in rounds=10.")
-    return UserError(
-        f"Unknown command '{word}'. {nearest(word, ['list', 'resume', 'report', 'doctor', '--help'])}"
-    )
+    known = [name for name in COMMANDS if name not in ("run", "help")]
+    return UserError(f"Unknown command '{word}'. {nearest(word, [*known, '--help'])}")
 
 
 # Commands -------------------------------------------------------------------------------------------------
@@ -190,6 +192,24 @@ def resume(request: Request) -> None:
     with _resumable(path):
         go_on(path)
     _show_results(path)
+
+
+def choose(request: Request) -> None:
+    """Try several numbers of clusters by FeSEM's recipe and say which one fits best."""
+    from experiments.config import load_config
+
+    config = load_config(request.file, [*request.overrides, "clusters=auto"])
+    from experiments.choose_clusters import Trial, choose_clusters
+
+    def show(trial: Trial) -> None:
+        print(
+            f"clusters={trial.clusters:<3} validation loss {trial.loss:.4f}  score {trial.score:.4f}",
+            flush=True,
+        )
+
+    choice = choose_clusters(config, on_trial=show)
+    print(choice.sentence)
+    print(f"Use it: {DOOR} {shlex.join(request.overrides)} clusters={choice.clusters}")
 
 
 def _show_results(path: Path) -> None:
@@ -507,6 +527,7 @@ def _count(number: float, name: str) -> str:
 COMMANDS: dict[str, Callable[[Request], None]] = {
     "run": run,
     "resume": resume,
+    "choose-clusters": choose,
     "report": report,
     "list": show_list,
     "doctor": doctor,

@@ -25,6 +25,16 @@ from strategies import (  # noqa: F401  (importing a method registers it)
     wecfl,
 )
 from strategies.base import ADDONS, METHODS, Context, Strategy, build, parse_method
-from strategies.ensemble import build_ensemble, expand
+from strategies.ensemble import build_ensemble, check_members, expand
 
-__all__ = ["ADDONS", "METHODS", "Context", "Strategy", "build", "build_ensemble", "expand", "parse_method"]
+__all__ = [
+    "ADDONS",
+    "METHODS",
+    "Context",
+    "Strategy",
+    "build",
+    "build_ensemble",
+    "check_members",
+    "expand",
+    "parse_method",
+]

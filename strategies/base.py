@@ -57,6 +57,9 @@ class WithState:
     """Something with named attributes that a checkpoint must hold."""
 
     state: ClassVar[tuple[str, ...]] = ()
+    per_client: ClassVar[
+        dict[str, float]
+    ] = {}  # attributes with a row for each client; what a newcomer's holds
 
     def save_state(self) -> dict[str, Any]:
         """What a checkpoint must hold."""
@@ -66,6 +69,20 @@ class WithState:
         """The inverse of `save_state`, after `setup`."""
         for name in self.state:
             setattr(self, name, _revived(tree[name]))
+
+    def make_room(self, clients: int) -> None:
+        """Rows for clients that came after the state was saved: they have never been seen."""
+        for name, fill in self.per_client.items():
+            value = getattr(self, name)
+            more = [_longer(rows, clients, fill) for rows in (value if isinstance(value, list) else [value])]
+            setattr(self, name, more if isinstance(value, list) else more[0])
+
+
+def _longer(rows: Any, clients: int, fill: float) -> Any:
+    """`rows` with `fill` in every row beyond its last, up to `clients`."""
+    if rows is None or len(rows) >= clients:
+        return rows
+    return np.concatenate([rows, np.full((clients - len(rows), *rows.shape[1:]), fill, rows.dtype)])
 
 
 def _plain(value: Any) -> Any:
@@ -142,6 +159,9 @@ class Strategy(WithState):
     Options: ClassVar[type] = NoOptions
     clustered: ClassVar[bool] = False  # uses K cluster models
     private: ClassVar[bool] = False  # clients keep models of their own
+    mixes: ClassVar[bool] = False  # predicts with a mixture of probabilities
+    additive: ClassVar[bool] = False  # predicts with the sum of several models
+    per_client: ClassVar[dict[str, float]] = {"assignment": UNASSIGNED}
     when_empty: ClassVar[str] = "it keeps its model"  # what becomes of a cluster that no client is in
 
     def __init__(self, options: Any, context: Context, addons: Sequence[Addon] = ()) -> None:
@@ -256,6 +276,8 @@ class Strategy(WithState):
         self.assignment, self.number = tree["assignment"], tree["number"]
         for addon, part in zip(self.addons, tree["addons"], strict=True):
             addon.load_state(part)
+        for part in (self, *self.addons):
+            part.make_room(self.context.clients)
         for addon in self.addons:
             addon.restored(self)
 

@@ -38,6 +38,8 @@ from strategies.parameters import Vector
 from strategies.penalties import Penalty, Proximal
 from strategies.references import Indices, Prediction, Private, Reference
 
+WARM = "warm"  # a client's model of a parameter-based warm-up
+
 
 @dataclass
 class CAMOptions:
@@ -124,14 +126,17 @@ class CAM(Addon):
         if base.by_loss:
             self.shared = base.average(self.train_shared(fleet, None), fleet, otherwise=self.shared)
             return
-        theta = fleet.train(start=self.own(base), keep="warm")
+        theta = fleet.train(start=self.own(base), keep=WARM)
+        if len(fleet.ids) < len(fleet.everyone.ids):  # some will be absent in the last round of warm-up too:
+            base.notice(theta)  # they are clustered by what they were when they were last seen
         if base.number == self.beta:  # extract warm clusters from the lightly trained local models
             c = base.settle(fleet, theta, np.zeros(len(fleet.ids), np.int64))
             base.update(fleet, theta, c)
+            fleet.everyone.forget(WARM)
 
     def own(self, base: Any) -> Private:
         """A client's own model during a parameter-based warm-up."""
-        return Private("warm", default=base.clusters[0])
+        return Private(WARM, default=base.clusters[0])
 
     def penalties(self, base: Any, fleet: FleetView, c: Indices | None) -> list[Penalty]:
         if base.by_loss or not self.options.lam or c is None:

@@ -36,6 +36,7 @@ Not taken over: the notebook's learning rate decay of 1% a round.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +78,7 @@ class CFL(ClusteredModels):
     Options = CFLOptions
     by_loss = True  # as newcomers do; CAM then warms its shared model up: one cluster has nothing to warm
     state = ("clusters", "K", "parents", "waiting", "scale")
+    per_client: ClassVar[dict[str, float]] = {"assignment": UNASSIGNED, "waiting": ROOT}
     parents: Indices  # the cluster that each cluster was split off from
     waiting: Indices  # by client id: the cluster made by the split a client waits at, else UNASSIGNED
     scale: float  # length of the longest mean update before the first split

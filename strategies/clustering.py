@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -178,6 +178,7 @@ class ByParameters(ClusteredModels):
 
     by_loss = False
     state = ("clusters", "centres", "points")
+    per_client: ClassVar[dict[str, float]] = {"assignment": UNASSIGNED, "points": np.nan}
     centres: npt.NDArray[np.float64] | None = None
     points: npt.NDArray[np.float32] | None = None  # what K-means last saw of each client, NaN where nothing
     outlying: npt.NDArray[np.bool_]  # of this round's clients that arrived, for methods that look for them
@@ -197,6 +198,14 @@ class ByParameters(ClusteredModels):
             return np.zeros(len(fleet.ids), np.int64)
         return self.labels(fleet)
 
+    def notice(self, theta: Handle) -> None:
+        """Keep the point of every client whose model arrived: the newest is what K-means sees of it."""
+        features = theta.features(self.options.features)
+        if self.points is None:
+            self.points = np.full((self.context.clients, features.shape[1]), np.nan, np.float32)
+        self.points = self.points.copy()
+        self.points[theta.ids[theta.arrived]] = features[theta.arrived]
+
     def grouped(self, features: Features, weights: npt.NDArray[np.float64] | None, seed: int) -> Clustering:
         """The clusters of this round's models."""
         warm = self.centres if self.options.warm else None
@@ -208,11 +217,8 @@ class ByParameters(ClusteredModels):
         if self.frozen or not theta.arrived.any():
             return c
         assert self.assignment is not None
-        features = theta.features(self.options.features)
-        if self.points is None:
-            self.points = np.full((self.context.clients, features.shape[1]), np.nan, np.float32)
-        self.points = self.points.copy()
-        self.points[theta.ids[theta.arrived]] = features[theta.arrived]
+        self.notice(theta)
+        assert self.points is not None
         seen = np.flatnonzero(~np.isnan(self.points).any(axis=1))
         found = self.grouped(
             self.points[seen],

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from foundation.errors import UserError
 from foundation.randomness import generator
-from strategies.base import Context, NoOptions, Strategy, build
+from strategies.base import METHODS, Context, NoOptions, Strategy, build, parse_method
 from strategies.interface import FleetView
 from strategies.references import Merged, Prediction, Private, Reference
 
@@ -38,6 +38,23 @@ def expand(members: list[str]) -> list[str]:
             )
         names += [method] * (int(count) if star else 1)
     return names
+
+
+def check_members(members: list[str], combine: str, clusters: int) -> None:
+    """Refuse members that cannot predict together."""
+    for member in expand(members):
+        base, addons = parse_method(member, clusters)
+        found = METHODS.find(base)
+        if found.mixes:
+            raise UserError(
+                f"'{member}' predicts with a mixture of probabilities, which cannot be added to other members: "
+                "leave it out of the ensemble."
+            )
+        if combine in ("probability_mean", "vote") and (found.additive or "cam" in addons):
+            raise UserError(
+                f"combine={combine} needs members that predict with one model each, got '{member}', which adds "
+                "several: use combine=logit_sum or logit_mean."
+            )
 
 
 class Ensemble(Strategy):
@@ -70,15 +87,6 @@ class Ensemble(Strategy):
         models: list[Reference] = []
         for j, (member, view) in enumerate(self._each(fleet)):
             prediction = member.predict(view)
-            if prediction.combine != "logit_sum" or prediction.weights is not None:
-                raise UserError(
-                    f"Member {j} of the ensemble mixes probabilities: it cannot be added to others."
-                )
-            if self.combine in ("probability_mean", "vote") and len(prediction.models) > 1:
-                raise UserError(
-                    f"combine={self.combine} needs members of one model each, got one with "
-                    f"{len(prediction.models)}: use combine=logit_sum or logit_mean."
-                )
             models += [prefixed(model, f"member {j}/") for model in prediction.models]
         if self.combine == "logit_mean":
             share = np.full((len(fleet.ids), len(models)), 1.0 / len(self.members))
@@ -117,6 +125,7 @@ def prefixed(reference: Reference, prefix: str) -> Reference:
 
 def build_ensemble(members: list[str], combine: str, options: dict[str, Any], context: Context) -> Ensemble:
     """The ensemble of `members`, each a method of its own."""
+    check_members(members, combine, context.clusters)
     return Ensemble(
         [
             build(name, options, dataclasses.replace(context, seed=member_seed(context.seed, j)))

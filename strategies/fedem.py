@@ -53,6 +53,7 @@ class FedEM(MixtureModels):
     """E-step, weighted local training of all components, mean of each."""
 
     Options = FedEMOptions
+    mixes = True
 
     def round(self, fleet: FleetView) -> None:
         self.expectation(fleet)  # q_t and pi_t

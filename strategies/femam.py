@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,10 @@ class FeMAM(Strategy):
 
     Options = FeMAMOptions
     private = True
+    additive = True
+    per_client: ClassVar[dict[str, float]] = {
+        "assignment": UNASSIGNED, "rows": UNASSIGNED, "pruned": 0, "history": np.nan, "reference": np.nan,
+    }  # fmt: skip
     state = ("levels", "rows", "pruned", "history", "reference", "trained", "closed", "K")
     levels: list[Models | None]  # None: the personal level, which the clients hold
     rows: list[Indices]

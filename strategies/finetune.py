@@ -42,11 +42,14 @@ class Finetune(Addon):
         return base.number in sorted(evaluated)[-context.evaluate_last :]
 
     def prediction(self, base: Any, fleet: FleetView, prediction: Prediction) -> Prediction:
-        if not self.due(base):
-            return prediction
-        models: list[Reference] = list(prediction.models)
-        for m in range(len(models)):
-            others = [*models[:m], *models[m + 1 :]] if prediction.combine == "logit_sum" else []
-            slot = f"finetune {m}"
-            models[m] = fleet.train(start=models[m], on_top_of=others, slot=slot, keep=slot, fresh=True)
-        return dataclasses.replace(prediction, models=models)
+        return tuned(fleet, prediction) if self.due(base) else prediction
+
+
+def tuned(fleet: FleetView, prediction: Prediction) -> Prediction:
+    """The same prediction after local training of its models, one after the other on top of the rest."""
+    models: list[Reference] = list(prediction.models)
+    for m in range(len(models)):
+        others = [*models[:m], *models[m + 1 :]] if prediction.combine == "logit_sum" else []
+        slot = f"finetune {m}"
+        models[m] = fleet.train(start=models[m], on_top_of=others, slot=slot, keep=slot, fresh=True)
+    return dataclasses.replace(prediction, models=models)

@@ -57,7 +57,13 @@ class IFCA(ClusteredModels):
         elif self.options.init == "balanced":
             self.clusters = self.balanced(fleet)
         if self.options.share_backbone:
-            self.clusters = _with_common(self.clusters, self.clusters[0], fleet.spec.columns("backbone"))
+            backbone = fleet.spec.columns("backbone")
+            if not len(backbone):
+                raise UserError(
+                    "Expected a model with a backbone for ifca.share_backbone=true, got one that is all head: "
+                    "choose a model with several layers, as mlp or a CNN."
+                )
+            self.clusters = _with_common(self.clusters, self.clusters[0], backbone)
 
     def expect(self, fleet: FleetView) -> Indices:
         if self.frozen:

@@ -103,19 +103,25 @@ class FleetView(Protocol):
         The objective is mean(weight * loss(scale * (own + underlying outputs))) plus the penalties.
         """
 
+    def forget(self, name: str) -> None:
+        """Drop a private model that nobody needs any more, with the commit of this round."""
+
     def losses(
         self, models: Models, *, on_top_of: Reference | Sequence[Reference] | None = None
     ) -> npt.NDArray[np.float64]:
         """(n, K): each client's mean training loss under each model, on the same data for all K."""
 
-    def gradients(self, at: Reference) -> Handle:
-        """Full-batch gradients of each client's mean training loss."""
+    def gradients(self, at: Reference, *, on_top_of: Reference | Sequence[Reference] | None = None) -> Handle:
+        """Full-batch gradients of each client's mean training loss with respect to `at`."""
 
     def evaluate(self, prediction: Prediction, split: str = "test") -> dict[str, npt.NDArray[Any]]:
         """Per-client metrics, one column each."""
 
     def map(self, function: Callable[..., Any], *, stage: str, **inputs: Reference | Any) -> list[Any]:
-        """Run a pure client function `(client, state, **inputs) -> (state, result)` on every client."""
+        """Run a pure client function `(client, state, **inputs) -> (state, result)` on every client.
+
+        The state it returns is the client's new state: what is not in it is forgotten.
+        """
 
 
 __all__ = ["FleetView", "Handle", "Weights"]

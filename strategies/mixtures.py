@@ -24,6 +24,7 @@ class MixtureModels(Strategy):
     clustered = True
     when_empty = "no client weighs it most, and it goes on learning from those that weigh it less"
     state: ClassVar[tuple[str, ...]] = ("clusters", "mixture")
+    per_client: ClassVar[dict[str, float]] = {"assignment": UNASSIGNED, "mixture": np.nan}
     clusters: Models
     mixture: Weights  # (clients, K), a row by client id; NaN where a client was never measured
 

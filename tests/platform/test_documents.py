@@ -67,6 +67,10 @@ def test_commands_of_the_door(line, tmp_path, capsys):
     if arguments and arguments[0] in ("list", "doctor"):
         assert platform.launch.main(arguments) == 0
         return
+    if arguments and arguments[0] == "choose-clusters":
+        assert platform.launch.main(smaller(arguments, tmp_path)) == 0
+        assert "was chosen by validation loss" in capsys.readouterr().out
+        return
     code = platform.launch.main(smaller(arguments, tmp_path))
     printed = capsys.readouterr()
     assert code == 0, printed.err

@@ -576,3 +576,22 @@ def test_ctrl_c_in_the_terminal(tmp_path: Path) -> None:
         f"go on with: python -m platform.launch resume {tmp_path / 'long'}"
     )
     assert "Traceback" not in error
+
+
+def test_choosing_the_number_of_clusters(door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import experiments.choose_clusters
+
+    monkeypatch.setattr(experiments.choose_clusters, "LARGEST", 3)
+    code, out, error = door("choose-clusters", "method=fesem", *IN_PROCESS, "clients=8", "data.rotations=2")
+    assert code == 2 and "Expected clients once" in error
+    given = [word for word in IN_PROCESS if not word.startswith("clients=")]
+    code, out, error = door("choose-clusters", "method=fesem", *given, "clients=8", "data.rotations=2")
+    assert code == 0, error
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["clusters=2", "clusters=3"]
+    losses = [float(line.split()[3]) for line in lines[:2]]
+    best = 2 if losses[0] <= losses[1] else 3
+    assert lines[2].startswith(f"clusters={best} was chosen")
+    assert lines[3].endswith(f"clusters={best}") and "method=fesem" in lines[3]
+    code, _, error = door("choose-clusters", "method=fedavg")
+    assert code == 2 and "clustered method" in error

@@ -192,3 +192,61 @@ def test_few_shots_count_from_the_first_assignment():
     session = session_of("method=ifca+cam+few_shots", "rounds=8", "cam.warmup=0.5", "few_shots.rounds=2")
     objectives = ["clustering_objective" in report.metrics for report in run(session, 8)]
     assert objectives == [False] * 4 + [True] * 2 + [False] * 2
+
+
+def test_alternating_waits_for_the_new_cluster_model_where_cluster_first_takes_the_clients_own():
+    # Both clients in cluster 0. theta: 1 - 0.2 (1.5 - 2) = 1.1 and 1 - 0.1 * 4 (2 * 1.5 - 4) = 1.4, mean 1.25.
+    # On their own: 0.5 - 0.2 (1.6 - 2) = 0.58 and 0.5 - 0.4 (2 * 1.9 - 4) = 0.58. On the mean:
+    # 0.5 - 0.2 (1.75 - 2) = 0.55 and 0.5 - 0.4 (2 * 1.75 - 4) = 0.7.
+    for schedule, shared in (("cluster_first", 0.58), ("alternating", 0.625)):
+        fleet = scalar_fleet([[(1.0, 2.0)], [(2.0, 4.0)]], lr=0.1)
+        cam = CAMOptions(schedule=schedule, warmup=0.0)
+        strategy = strategy_of("ifca+cam", fleet, clusters=2, rounds=10, options={"cam": cam})
+        strategy.clusters, strategy.addons[0].shared = Models(np.float32([[1.0], [-5.0]])), np.float32([0.5])
+        strategy.run_round(fleet, 1)
+        assert strategy.clusters.values.ravel().tolist() == pytest.approx([1.25, -5.0], rel=1e-6)
+        assert strategy.addons[0].shared.tolist() == pytest.approx([shared], rel=1e-6)
+
+
+def test_fine_tuning_by_hand_moves_the_cluster_part_and_then_the_shared_one():
+    fleet = scalar_fleet(TWO, lr=0.1)
+    options = {"cam": CAMOptions(warmup=0.0)}
+    strategy = strategy_of("ifca+cam+finetune", fleet, clusters=2, rounds=1, options=options)
+    strategy.clusters, strategy.addons[0].shared = Models(np.float32([[-1.0], [1.0]])), np.float32([0.5])
+    strategy.run_round(fleet, 1)  # clusters -1.3 and 1.1, shared 0.4: as above
+    mse = fleet.evaluate(strategy.predict(fleet))["mse"]
+    # 1.1 - 0.2 (1.5 - 2) = 1.2, 0.4 - 0.2 (1.6 - 2) = 0.48: 1.68; -1.3 - 0.2 (-0.9 + 2) = -1.52,
+    # 0.4 - 0.2 (-1.12 + 2) = 0.224: -1.296.
+    assert mse.tolist() == pytest.approx([0.32**2, 0.704**2], rel=1e-5)
+    assert strategy.clusters.values.ravel().tolist() == pytest.approx([-1.3, 1.1], rel=1e-6)
+
+
+def test_a_client_absent_in_the_last_round_of_warm_up_is_clustered_by_what_it_was():
+    settings = ("participation.fraction=0.5", "cam.warmup=0.75", "rounds=4", "clients=12")
+    session = session_of("method=fesem+cam", *settings)
+    run(session, 2)
+    states = checkpoint_of(session).clients
+    seen = {client for client, state in states.items() if "model/warm" in state}
+    assert len(seen) > 6, "two rounds of half of the clients have seen more than half of them"
+    session.run_round(3)
+    assigned = np.flatnonzero(session.server.strategy.assignment >= 0)
+    assert seen <= set(assigned.tolist())
+    assert not any("model/warm" in state for state in checkpoint_of(session).clients.values())
+
+
+def test_clusterability_is_measured_at_the_sum_of_both_parts():
+    settings = ("evaluation.clusterability=true", "cam.warmup=0", "clusters=2")
+    session = session_of("method=oracle+cam", *settings, "data.rotations=2")
+    report = session.run_round(1)
+    strategy, fleet = session.server.strategy, session.fleet
+    fleet.begin(2)
+    at, shared = strategy.clusters[strategy.assignment], strategy.addons[0].shared
+    gradients = fleet.gradients(at, on_top_of=shared).gather().astype(np.float64)
+    alone = fleet.gradients(at).gather().astype(np.float64)
+    assert not np.allclose(gradients, alone)
+    found = []
+    for k in range(2):
+        own = strategy.assignment == k
+        mean = fleet.sizes[own] @ gradients[own] / fleet.sizes[own].sum()
+        found.append(np.linalg.norm(mean - gradients[own], axis=1).max() / np.linalg.norm(mean))
+    assert report.metrics["clusterability"] == pytest.approx(max(found), rel=1e-4)

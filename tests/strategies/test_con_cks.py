@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.config import check_network
 from foundation.errors import UserError
 from strategies import parse_method
 from strategies.cks import PairwisePull, SharedPull, cluster_shares
 from strategies.con import ContrastOfOutputs, ContrastOfParameters, contrast
+from strategies.prox import ProxOptions
 from strategies.references import Models, PerClient
-from tests.support.experiments import run, session_of
+from tests.support.experiments import config_of, run, session_of
+from tests.support.scalar import scalar_fleet, strategy_of
 
 NOTHING = Models(np.zeros((1, 1), np.float32))
 NOBODY = PerClient(np.zeros(1))
@@ -234,3 +237,19 @@ def test_contrast_is_batched_by_vmap_and_gives_the_same_numbers(form):
 def test_sharing_the_backbone_needs_one():
     with pytest.raises(UserError, match="every layer is fully connected"):
         session_of("method=wecfl+con+cks", "model=mlp")
+
+
+def test_two_steps_of_prox_by_hand():
+    fleet = scalar_fleet([[(1.0, 2.0)], [(1.0, 2.0)]], lr=0.1, steps=2)
+    strategy = strategy_of("ifca+prox", fleet, clusters=1, options={"prox": ProxOptions(mu=1.0)})
+    strategy.clusters = Models(np.float32([[1.0]]))
+    strategy.run_round(fleet, 1)
+    # 1 - 0.2 (1 - 2) = 1.2, then 1.2 - 0.1 (2 (1.2 - 2) + 1 (1.2 - 1)) = 1.34
+    assert strategy.clusters.values.ravel().tolist() == pytest.approx([1.34], rel=1e-6)
+
+
+def test_contrast_of_representations_needs_several_outputs():
+    config = config_of("method=wecfl+con", "con.form=rep", "clusters=2")
+    with pytest.raises(UserError, match=r"several classes for con\.form=rep"):
+        check_network(config, (1,), None)
+    check_network(config, (1, 8, 8), 10)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from foundation.errors import UserError
-from strategies.ensemble import expand
+from strategies.base import Context
+from strategies.ensemble import build_ensemble, expand
 from strategies.references import Prediction
 from tests.support.experiments import checkpoint_of, config_of, outcome, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
@@ -109,9 +110,26 @@ def test_ensembles_survive_layouts_and_restores(ensemble):
 
 
 def test_combinations_that_make_no_sense_are_refused():
-    session = session_of("ensemble=[ifca+cam,fedavg]", "combine=vote", "cam.warmup=0")
-    with pytest.raises(UserError, match="members of one model each"):
-        session.run_round(1)
+    for combine in ("vote", "probability_mean"):
+        with pytest.raises(UserError, match=r"one model each, got 'ifca\+cam', which adds several"):
+            config_of("ensemble=[ifca+cam,fedavg]", f"combine={combine}")
+        with pytest.raises(UserError, match="one model each, got 'femam'"):
+            config_of("ensemble=[fedavg,femam]", f"combine={combine}")
+    with pytest.raises(UserError, match="'fedem' predicts with a mixture of probabilities"):
+        config_of("ensemble=[fedavg,fedem]")
+    assert config_of("ensemble=[fedavg,femam,ifca+cam]").ensemble
+
+
+def test_two_members_by_hand():
+    # w = 1 and w = -3 on (1, 2): their logits add up to -2, their mean is -1.
+    for combine, predicted in (("logit_sum", -2.0), ("logit_mean", -1.0)):
+        fleet = scalar_fleet([[(1.0, 2.0)]])
+        ensemble = build_ensemble(["fedavg*2"], combine, {}, Context(clients=1))
+        ensemble.begin(fleet)
+        for member, w in zip(ensemble.members, (1.0, -3.0), strict=True):
+            member.model = np.float32([w])
+        found = fleet.evaluate(ensemble.predict(fleet))
+        assert found["mse"].tolist() == found["loss"].tolist() == pytest.approx([(predicted - 2) ** 2])
 
 
 def test_held_out_clients_never_train_and_are_adopted():

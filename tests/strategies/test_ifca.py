@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from foundation.errors import UserError
+from strategies.ifca import IFCAOptions
 from strategies.references import Models
 from tests.support.experiments import digest, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
@@ -108,3 +110,9 @@ def test_initialisations_and_the_shared_backbone():
     values, spec = shared.server.strategy.clusters.values, shared.fleet.spec
     assert np.array_equal(values[0, spec.columns("backbone")], values[1, spec.columns("backbone")])
     assert not np.array_equal(values[0, spec.columns("head")], values[1, spec.columns("head")])
+
+
+def test_a_backbone_that_is_not_there_cannot_be_shared():
+    fleet = scalar_fleet(THREE)
+    with pytest.raises(UserError, match=r"a backbone for ifca\.share_backbone=true"):
+        strategy_of("ifca", fleet, clusters=2, options={"ifca": IFCAOptions(share_backbone=True)})
