@@ -56,10 +56,8 @@ class Workload:
     def settings(self) -> list[str]:
         """The same workload in the platform's words."""
         return [
-            "method=fedavg",
             "data=synthetic",  # a name for the config; the samples are handed over by `plan`
             f"model={self.model}",
-            "clusters=1",
             f"clients={self.clients}",
             f"rounds={NEVER}",
             f"seed={self.seed}",
@@ -88,7 +86,9 @@ class Workload:
         federation = Federation(
             x, y, clients, None, CLASSES, MEAN[:channels], STD[:channels], "random pixels"
         )
-        return make_plan(load_config(None, [*self.settings(), *overrides]), federation)
+        given = {override.partition("=")[0] for override in overrides}
+        more = [each for each in ("method=fedavg", "clusters=1") if each.partition("=")[0] not in given]
+        return make_plan(load_config(None, [*self.settings(), *more, *overrides]), federation)
 
 
 MINIATURE = Workload(clients=6, samples=20, steps=3, batch=8)

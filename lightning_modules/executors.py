@@ -117,15 +117,22 @@ class LocalObjective:
 
 
 def outputs_of(model: FlatModel, samples: Samples, vector: Vector, index: npt.NDArray[np.int64]) -> Tensor:
-    """A frozen model's outputs on some samples, in evaluation mode."""
-    model.load(vector)
-    model.module.eval()
-    with torch.no_grad():
-        chunks = [
-            model.module(samples.batch(index[start : start + samples.chunk])[0])
-            for start in range(0, len(index), samples.chunk)
-        ]
-    return torch.cat(chunks)
+    """A frozen model's outputs on some samples, in evaluation mode; computed once in a round.
+
+    CAM asks three times for the same ones: to assign, and under each of its two trainings.
+    """
+    key = samples.remembered.key(vector, index)
+    found = samples.remembered.get(key)
+    if found is None:
+        model.load(vector)
+        model.module.eval()
+        with torch.no_grad():
+            chunks = [
+                model.module(samples.batch(index[start : start + samples.chunk])[0])
+                for start in range(0, len(index), samples.chunk)
+            ]
+        found = samples.remembered.put(key, torch.cat(chunks))
+    return found
 
 
 def prepare(job: TrainJob, model: FlatModel, samples: Samples) -> LocalObjective:

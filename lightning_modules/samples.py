@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lightning_modules.flat import tensor_of
+
+
+class RememberedOutputs:
+    """Outputs of frozen models by what they were computed from, up to a number of bytes, until the round ends.
+
+    What is not there is computed again from the same values in the same way: the same bits, found or not.
+    """
+
+    def __init__(self, capacity: float = 64e6) -> None:
+        self.capacity = capacity
+        self._kept: dict[bytes, Tensor] = {}
+        self._bytes = 0
+
+    @staticmethod
+    def key(vector: npt.NDArray[np.float32], index: npt.NDArray[np.int64]) -> bytes:
+        """The content of a model and of a list of samples; next to a forward pass it costs nothing."""
+        content = hashlib.blake2b(np.ascontiguousarray(vector), digest_size=20)
+        content.update(np.ascontiguousarray(index))
+        return content.digest()
+
+    def get(self, key: bytes) -> Tensor | None:
+        """The outputs, if they were kept."""
+        return self._kept.get(key)
+
+    def put(self, key: bytes, outputs: Tensor) -> Tensor:
+        """Keep outputs if there is room."""
+        size = outputs.numel() * outputs.element_size()
+        if self._bytes + size <= self.capacity:
+            self._kept[key] = outputs
+            self._bytes += size
+        return outputs
+
+    def clear(self) -> None:
+        """The round is over: its models will not be asked for again."""
+        self._kept.clear()
+        self._bytes = 0
 
 
 class Samples:
@@ -30,6 +68,7 @@ class Samples:
         used: npt.NDArray[np.int64] | None = None,
         chunk: int = 512,
     ) -> None:
+        self.remembered = RememberedOutputs()
         self.chunk = chunk  # samples per forward pass where no gradient is needed
         self.device = torch.device(device)
         self._x = tensor_of(x)

@@ -282,3 +282,29 @@ def test_trainer_callbacks_must_be_callbacks():
                 jobs_for(model, count=1)
             )
         )
+
+
+def test_outputs_of_a_frozen_model_are_computed_once_in_a_round():
+    model, samples = setup("mlp")
+    index, vector = np.arange(20), model.vector()
+    first = executors.outputs_of(model, samples, vector, index)
+    assert executors.outputs_of(model, samples, vector.copy(), index.copy()) is first
+    assert executors.outputs_of(model, samples, vector, index[:10]) is not first
+    other = vector.copy()
+    other[0] += 1
+    assert not torch.equal(executors.outputs_of(model, samples, other, index), first)
+    samples.remembered.clear()
+    again = executors.outputs_of(model, samples, vector, index)
+    assert again is not first and torch.equal(again, first)
+
+
+def test_where_there_is_no_room_to_remember_the_bits_are_the_same(monkeypatch):
+    from tests.support.experiments import outcome, run, session_of
+
+    found = []
+    for capacity in (64e6, 0, 5000):  # all, nothing, some of it
+        session = session_of("method=ifca+cam", "cam.warmup=0", "clusters=3")
+        for block in session.fleet.blocks:
+            monkeypatch.setattr(block.samples.remembered, "capacity", capacity)
+        found.append(outcome(session, run(session, 2)))
+    assert found[0] == found[1] == found[2]
