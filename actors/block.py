@@ -52,6 +52,7 @@ class ClientBlock:
         self.setup = setup
         self.clients = clients
         used = [np.concatenate([c.train, c.validation, c.test]) for c in clients.values()]
+        used += list(setup.holdout)
         self.samples = Samples(
             x,
             y,
@@ -316,6 +317,23 @@ class ClientBlock:
                     row |= client_metrics(outputs, y, losses, self.setup.classes)
                 rows.append(row)
         return rows
+
+    def measure(
+        self, distributions: list[int], models: npt.NDArray[np.float32]
+    ) -> list[list[dict[str, float]]]:
+        """For each of some held-out sets, the figures of each centre; `models` is (centres, parts, P)."""
+        found = []
+        for number in distributions:
+            index = self.setup.holdout[number]
+            y, rows = self.samples.targets(index), []
+            for parts in models:
+                outputs = self._sum_of_outputs(list(parts), index)
+                assert outputs is not None
+                losses = self._prediction_losses(outputs, y, "logit_sum")
+                figures = client_metrics(outputs, y, losses, self.setup.classes)
+                rows.append({"samples": len(index), **figures})
+            found.append(rows)
+        return found
 
     def _predict(
         self,

@@ -115,6 +115,7 @@ class BlockSetup:
     mean: npt.NDArray[np.float32]
     std: npt.NDArray[np.float32]
     gpus: float = 0.0
+    holdout: tuple[npt.NDArray[np.int64], ...] = ()  # test samples of each planted distribution, no client's
 
 
 @dataclass(frozen=True)

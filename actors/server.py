@@ -43,6 +43,8 @@ class ServerSetup:
     not_finite: str
     lr: float
     aggregation: AggregationSettings
+    levels: npt.NDArray[np.int64] | None = None  # (levels, clients) nested planted groups
+    distributions: int = 0  # planted distributions with held-out samples
 
     def context(self) -> Context:
         """What the strategy may know."""
@@ -99,17 +101,21 @@ class Server:
         }
         if strategy.assignment is not None:
             metrics |= clustering_metrics(strategy.assignment, before, setup.groups, strategy.K)
-        table = None
+            if setup.levels is not None:
+                metrics["ari_by_level"] = [
+                    clustering_metrics(strategy.assignment, None, level, strategy.K)["ari"]
+                    for level in setup.levels
+                ]
+        table, records = None, dict(strategy.records)
         if round % setup.evaluation.every == 0 or round == setup.rounds:
             table = self._evaluate(metrics)
+            records |= self._centres(metrics)
         events = [*fleet.events, *strategy.events, *self._cluster_events(metrics, before)]
         seconds = dict(fleet.seconds)
         events += fleet.commit()
         seconds["round"] = time.perf_counter() - started
         assignment = None if strategy.assignment is None else strategy.assignment.copy()
-        return RoundReport(
-            round, metrics, table, assignment, seconds, events=events, records=strategy.records
-        )
+        return RoundReport(round, metrics, table, assignment, seconds, events=events, records=records)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold of the server."""
@@ -150,6 +156,23 @@ class Server:
         if setup.evaluation.clusterability:
             metrics |= self._clusterability(fleet)
         return table
+
+    def _centres(self, metrics: dict[str, Any]) -> dict[str, dict[str, npt.NDArray[Any]]]:
+        """Every cluster model on held-out samples of every planted distribution (FedSoft's Tables 1, 3, 4).
+
+        `centre_accuracy` or `centre_mse`: a row per distribution, a column per model; all figures go to a record.
+        """
+        centres = self.strategy.centre_models() if self.setup.distributions else []
+        if not centres:
+            return {}
+        rows = self.fleet.measure(centres, self.setup.distributions)
+        shape = (self.setup.distributions, len(centres))
+        columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        for name in ("accuracy", "mse"):
+            if name in columns:
+                metrics[f"centre_{name}"] = columns[name].reshape(shape).tolist()
+        distribution, centre = np.indices(shape).reshape(2, -1)
+        return {"centres": {"distribution": distribution, "centre": centre, **columns}}
 
     def _summary(self, columns: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
         """Figures over the clients that train, and over those held out (`holdout_...`)."""

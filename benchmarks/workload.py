@@ -84,7 +84,13 @@ class Workload:
         )
         channels = self.shape[0]
         federation = Federation(
-            x, y, clients, None, CLASSES, MEAN[:channels], STD[:channels], "random pixels"
+            x=x,
+            y=y,
+            clients=clients,
+            classes=CLASSES,
+            mean=MEAN[:channels],
+            std=STD[:channels],
+            name="random pixels",
         )
         given = {override.partition("=")[0] for override in overrides}
         more = [each for each in ("method=fedavg", "clusters=1") if each.partition("=")[0] not in given]

@@ -83,12 +83,7 @@ def _sampled(federation: Federation, seed: int) -> Federation:
         return federation
     rng = generator(seed, "clients sampled to choose the number of clusters")
     kept = np.sort(rng.permutation(len(federation.clients))[:SAMPLED_CLIENTS])
-    return dataclasses.replace(
-        federation,
-        clients=tuple(federation.clients[i] for i in kept),
-        groups=None if federation.groups is None else federation.groups[kept],
-        quarter_turns=None if federation.quarter_turns is None else federation.quarter_turns[kept],
-    )
+    return federation.only(kept)
 
 
 def _try(config: ExperimentSettings, federation: Federation, clusters: int) -> Trial:

@@ -95,6 +95,7 @@ def _fleet_of(
             parts_y.append(y.astype(federation.y.dtype))
             at += len(x)
         clients[i] = ClientSamples(position["train"], position["train"][:0], position["test"])
+    setup = dataclasses.replace(setup, holdout=())  # positions among the run's samples, which are not here
     block = ClientBlock(setup, clients, np.concatenate(parts_x), np.concatenate(parts_y))
     sizes = np.zeros(ids[-1] + 1, np.int64)
     sizes[ids] = [len(newcomer.x_train) for newcomer in newcomers]

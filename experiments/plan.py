@@ -32,6 +32,8 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         evaluation=config.evaluation,
         sizes=np.asarray(federation.sizes, np.int64),
         groups=federation.groups,
+        levels=federation.levels,
+        distributions=len(federation.holdout),
         has_validation=any(len(client.validation) for client in federation.clients),
         not_finite=config.not_finite,
         lr=config.local.lr,
@@ -47,6 +49,7 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         mean=np.asarray(federation.mean, np.float32),
         std=np.asarray(federation.std, np.float32),
         gpus=config.fleet.gpus,
+        holdout=federation.holdout,
     )
     clients = [
         ClientSamples(np.asarray(c.train), np.asarray(c.validation), np.asarray(c.test))

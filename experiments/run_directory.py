@@ -7,6 +7,7 @@
     partition.safetensors  which client holds which samples     models/              final models and their spec
     checkpoints/           what a resume starts from            records/             what the figures need
     summary.md             the short story, written last        parts/               tables of an unfinished run
+    federation/            clients, their label counts, facts
 
 Nothing is ever half written under its final name, except that the last line of a CSV or JSONL file may be
 torn by a kill: `truncate` drops it with everything else that is later than the checkpoint, so that a resumed
@@ -39,6 +40,7 @@ from foundation.files import sync_folder, write_whole
 
 if TYPE_CHECKING:
     from actors.reports import RoundReport
+    from federated_data import Federation
 
 _MODEL_FORMAT = "archipelago-model-1"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -148,7 +150,7 @@ class RunDirectory:
         path: str | Path,
         config_yaml: str,
         environment: Mapping[str, Any],
-        federation_arrays: Mapping[str, npt.NDArray[Any]] | None = None,
+        federation: Federation | None = None,
     ) -> RunDirectory:
         """Make a new run directory; anything that already lives under that name is a `UserError`."""
         path = Path(path)
@@ -170,8 +172,8 @@ class RunDirectory:
             write_whole(building / "environment.json", _json(dict(environment)))
             status = Status("running", 0, _settings(config_yaml).get("rounds"))
             write_whole(building / "status.json", _json(asdict(status)))
-            if federation_arrays is not None:
-                write_arrays(building / "partition.safetensors", federation_arrays, {})
+            if federation is not None:
+                write_federation(building, federation)
             try:
                 building.rename(path)  # replaces an empty folder, and nothing else
             except OSError:
@@ -338,6 +340,21 @@ class RunDirectory:
             self.note(round, warning)
         first["resumed"] = [*first.get("resumed", []), dict(environment)]
         write_whole(path, _json(first))
+
+
+def write_federation(folder: Path, federation: Federation) -> None:
+    """`partition.safetensors` (the indices) and `federation/` (tables of what they mean, for figures)."""
+    import pyarrow as pa
+
+    from federated_data import client_table, count_table, facts
+
+    write_arrays(folder / "partition.safetensors", federation.indices(), {})
+    tables = folder / "federation"
+    tables.mkdir(exist_ok=True)
+    for name, columns in (("clients", client_table(federation)), ("counts", count_table(federation))):
+        whole = [pa.table(columns)]
+        write_rounds(tables / f"{name}.parquet", whole.__iter__)
+    write_whole(tables / "facts.json", _json(facts(federation)))
 
 
 def is_run(path: Path) -> bool:

@@ -44,9 +44,7 @@ def run_experiment(
     federation = build_federation(config.data, config.partition, config.clients, config.seed)
     check_network(config, federation.input_shape, federation.classes)
     path = Path(run_directory) if run_directory is not None else run_path(config)
-    run = RunDirectory.create(
-        path, config_to_yaml(config), describe_environment(command), dict(federation.indices())
-    )
+    run = RunDirectory.create(path, config_to_yaml(config), describe_environment(command), federation)
     with run:
         if chosen is not None:
             run.note(0, chosen.sentence)

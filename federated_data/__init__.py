@@ -5,7 +5,9 @@ lightning takes seconds and nothing else here needs it.
 """
 
 from federated_data.datasets import DATASETS, Dataset, DataSource, dataset, load_dataset, normalised
-from federated_data.federation import ClientData, Federation, build_federation
+from federated_data.describe import client_table, count_table, facts
+from federated_data.division import ClientData, Division
+from federated_data.federation import Federation, build_federation
 from federated_data.partitions import PARTITIONS, Labels, Partition, Partitioner, partition
 
 __all__ = [
@@ -14,12 +16,16 @@ __all__ = [
     "ClientData",
     "DataSource",
     "Dataset",
+    "Division",
     "Federation",
     "Labels",
     "Partition",
     "Partitioner",
     "build_federation",
+    "client_table",
+    "count_table",
     "dataset",
+    "facts",
     "load_dataset",
     "normalised",
     "partition",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,43 +13,32 @@ from numpy.typing import NDArray
 
 from federated_data.apportion import Integers
 from federated_data.datasets import Array, Dataset, load_dataset
-from federated_data.partitions import PARTITIONS, Labels, Partition, blocks
+from federated_data.division import PARTS, Division, Task
+from federated_data.partition_cache import address, divided
+from federated_data.partitions import PARTITIONS, Labels
+from federated_data.shifts import Shift, planted_shift
 from foundation.errors import UserError
-from foundation.randomness import generator
 from foundation.settings import DataSettings, PartitionSettings
 
-_PARTS = ("train", "validation", "test")
 
-
-@dataclass(frozen=True, eq=False)
-class ClientData:
-    """Positions in the federation's array; no two clients share one."""
-
-    train: Integers
-    validation: Integers
-    test: Integers
-
-
-@dataclass(frozen=True, eq=False)
-class Federation:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Federation(Division):
     """Samples and who holds them; read-only, and cheap to send where `x` and `y` can be shared.
 
-    `x` holds the data set's training samples, then its test samples, in the data set's order, and already
-    rotated where their client is. `groups` is the planted group of each client (None: nothing is planted),
-    `quarter_turns` how often its images were turned by 90 degrees, counter-clockwise (None: not at all).
-    `notes` are sentences about what had to give way in the partition.
+    `x` and `y` hold the data set's training samples, then its test samples, in the data set's order, and already
+    shifted (rotated, relabelled, ...) where they are; `shift` says what was done to the samples of each variant.
+    `address` is the content address of the division (`partition_cache.py`), empty for one that was not made from
+    settings.
     """
 
     x: Array
     y: Array
-    clients: tuple[ClientData, ...]
-    groups: Integers | None
     classes: int | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
     name: str
-    quarter_turns: Integers | None = None
-    notes: tuple[str, ...] = ()
+    shift: Shift | None = None
+    address: str = ""
 
     def __post_init__(self) -> None:
         self.checks()
@@ -73,7 +62,7 @@ class Federation:
     def fingerprint(self) -> str:
         """A hash of everything that can change a result: samples, labels, indices, groups, normalisation."""
         digest = hashlib.blake2b(digest_size=16)
-        # The name is left out: the same content under another name is the same federation.
+        # Name and notes are left out: the same content under another name is the same federation.
         digest.update(repr((self.classes, self.mean, self.std)).encode())
         for name, array in {"x": self.x, "y": self.y, **self._packed()}.items():
             digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
@@ -87,29 +76,33 @@ class Federation:
         for number, client in enumerate(self.clients):
             if not (len(client.train) and len(client.test)):
                 raise ValueError(f"client {number} has no training or no test sample")
-        packed = np.concatenate([getattr(client, part) for client in self.clients for part in _PARTS])
+        packed = np.concatenate([getattr(client, part) for client in self.clients for part in PARTS])
+        packed = np.concatenate([packed, *self.holdout])
         if packed.min() < 0 or packed.max() >= len(self.x):
             raise ValueError(f"indices must lie in 0..{len(self.x) - 1}")
-        if np.bincount(packed).max() > 1:
+        if self.copy_of is None and np.bincount(packed).max() > 1:
             raise ValueError(f"sample {int(np.bincount(packed).argmax())} is used more than once")
         if len(self.y) != len(self.x):
             raise ValueError(f"{len(self.x)} samples, but {len(self.y)} labels")
-        for name, array in (("groups", self.groups), ("quarter_turns", self.quarter_turns)):
-            if array is not None and array.shape != (len(self.clients),):
-                raise ValueError(f"{name} must hold one number for each of {len(self.clients)} clients")
+        for name, length in {"groups": len(self.clients), "copy_of": len(self.clients),
+                             "sources": len(self.x), "variants": len(self.x)}.items():  # fmt: skip
+            array = getattr(self, name)
+            if array is not None and array.shape != (length,):
+                raise ValueError(f"{name} must hold one number for each of {length}")
+        if self.levels is not None and self.levels.shape[1:] != (len(self.clients),):
+            raise ValueError(f"levels must hold a row of {len(self.clients)} numbers for each level")
+        if self.variants is not None and (self.shift is None or self.variants.max() >= len(self.shift)):
+            raise ValueError("there is a variant without a shift")
 
     def indices(self) -> dict[str, NDArray[Any]]:
-        """The partition as plain arrays (for .npz or safetensors); `from_indices` is the way back.
-
-        Per part, all positions one client after the other, and where each client ends.
-        """
+        """The partition as plain arrays (for .npz or safetensors); `from_indices` is the way back."""
         fingerprint = np.frombuffer(bytes.fromhex(self.fingerprint), dtype=np.uint8)
-        return {**self._packed(), "fingerprint": fingerprint.copy()}
+        return {**self.arrays(), **self._packed(), "fingerprint": fingerprint.copy()}
 
     @classmethod
     def from_indices(cls, dataset: Dataset, arrays: Mapping[str, NDArray[Any]]) -> Federation:
         """The federation that `indices` was asked of, from the same data set; no draw is repeated."""
-        wanted = {*_PARTS, *(f"{part}_ends" for part in _PARTS), "fingerprint"}
+        wanted = {*PARTS, *(f"{part}_ends" for part in PARTS), "fingerprint"}
         if not wanted <= set(arrays):
             raise UserError(
                 f"A stored partition must hold {', '.join(sorted(wanted))}, but this one holds "
@@ -119,12 +112,8 @@ class Federation:
             f"The stored partition was not made for data set '{dataset.name}' as it is now: bring back the "
             "data and settings of that run, or start a new one."
         )
-        groups, turns = (
-            np.asarray(arrays[name], dtype=np.int64) if name in arrays else None
-            for name in ("groups", "quarter_turns")
-        )
         try:
-            federation = cls._of(dataset, _unpack(arrays), groups, turns)
+            federation = cls.made_of(dataset, Division.from_arrays(arrays), Shift.of(arrays))
         except (ValueError, IndexError) as error:
             raise changed from error
         if federation.fingerprint != bytes(arrays["fingerprint"]).hex():
@@ -132,131 +121,76 @@ class Federation:
         return federation
 
     @classmethod
-    def _of(
-        cls,
-        dataset: Dataset,
-        clients: tuple[ClientData, ...],
-        groups: Integers | None,
-        quarter_turns: Integers | None,
-        notes: tuple[str, ...] = (),
+    def made_of(
+        cls, dataset: Dataset, division: Division, shift: Shift | None = None, address: str = ""
     ) -> Federation:
+        """The samples of a data set, shifted as the division says, and who holds them."""
         x = np.concatenate([dataset.x_train, dataset.x_test])
         y = np.concatenate([dataset.y_train, dataset.y_test])
-        # Each sample belongs to one client at most, so its rotation can be done once, in place.
-        if quarter_turns is not None:
-            for turns in np.unique(quarter_turns[quarter_turns % 4 != 0]):
-                holders = [clients[i] for i in np.flatnonzero(quarter_turns == turns)]
-                held = np.concatenate([getattr(client, part) for client in holders for part in _PARTS])
-                x[held] = np.rot90(x[held], int(turns), axes=(2, 3))
+        # Each sample is in one place at most, so its shift can be done once, in place.
+        if shift is not None and division.variants is not None:
+            shift.apply(x, y, division.variants)
         # As they will be in the object store: whoever writes to them is told so here already.
         x.flags.writeable = y.flags.writeable = False
         return cls(
             x=x,
             y=y,
-            clients=clients,
-            groups=groups,
             classes=dataset.classes,
             mean=dataset.mean,
             std=dataset.std,
             name=dataset.name,
-            quarter_turns=quarter_turns,
-            notes=notes,
+            shift=shift,
+            address=address,
+            **{field.name: getattr(division, field.name) for field in fields(Division)},
         )
 
+    def only(self, kept: Integers) -> Federation:
+        """The federation of some of the clients."""
+        by_client = {
+            name: value[..., kept]
+            for name in ("groups", "levels", "copy_of")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, clients=tuple(self.clients[i] for i in kept), **by_client)
+
     def _packed(self) -> dict[str, NDArray[Any]]:
-        packed: dict[str, NDArray[Any]] = {}
-        for part in _PARTS:
-            pieces = [getattr(client, part) for client in self.clients]
-            packed[part] = np.concatenate(pieces)
-            packed[f"{part}_ends"] = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-        for name in ("groups", "quarter_turns"):
-            if getattr(self, name) is not None:
-                packed[name] = getattr(self, name)
-        return packed
+        """The division and its shift, notes aside."""
+        packed = {name: array for name, array in self.arrays().items() if name != "notes"}
+        return packed if self.shift is None else {**packed, **self.shift.arrays()}
 
     # Pickled as a handful of arrays rather than three per client: ten thousand clients travel as fast as ten.
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "clients": self._packed()}
+        state = {name: value for name, value in self.__dict__.items() if name not in _DIVISION}
+        return {**state, "division": self.arrays()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({**state, "clients": _unpack(state["clients"])})
+        division = Division.from_arrays(state["division"])
+        self.__dict__.update({name: value for name, value in state.items() if name != "division"})
+        self.__dict__.update({name: getattr(division, name) for name in _DIVISION})
 
 
-def _unpack(arrays: Mapping[str, NDArray[Any]]) -> tuple[ClientData, ...]:
-    parts = []
-    for part in _PARTS:
-        ends = np.asarray(arrays[f"{part}_ends"], dtype=np.int64)
-        flat = np.asarray(arrays[part], dtype=np.int64)
-        if len(ends) == 0 or ends[-1] != len(flat) or (np.diff(ends, prepend=0) < 0).any():
-            raise ValueError(f"the ends of the '{part}' indices do not fit them")
-        parts.append([flat[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)])
-    return tuple(ClientData(*pieces) for pieces in zip(*parts, strict=True))
+_DIVISION = tuple(field.name for field in fields(Division))
 
 
-def build_federation(data: DataSettings, partition: PartitionSettings, clients: int, seed: int) -> Federation:
-    """Load the data set, divide it among the clients, plant rotations, keep validation samples aside."""
-    split = PARTITIONS.find(partition.name)  # a wrong name is told before a large data set is read
-    dataset = load_dataset(data, seed)
-    _refuse_rotations(dataset, data.rotations, clients)
-    labels = Labels(
+def labels_of(dataset: Dataset) -> Labels:
+    """What a partition may look at."""
+    return Labels(
         dataset.name,
         dataset.y_train,
         dataset.y_test,
         dataset.classes,
         dataset.sources_train,
         dataset.sources_test,
+        dataset.owners_train,
+        dataset.owners_test,
     )
-    divided = split(labels, partition, clients, generator(seed, "partition"))
-    groups, quarter_turns = _rotations(divided, data.rotations, clients)
-    held = _client_data(divided, partition, len(dataset.x_train), seed)
-    return Federation._of(dataset, held, groups, quarter_turns, divided.notes)
 
 
-def _refuse_rotations(dataset: Dataset, rotations: int, clients: int) -> None:
-    shape = dataset.x_train.shape[1:]
-    if rotations == 1:
-        return
-    if len(shape) != 3 or shape[1] != shape[2]:
-        what = f"images of {shape[1]}x{shape[2]}" if len(shape) == 3 else f"vectors of {shape[0]} features"
-        raise UserError(
-            f"data.rotations={rotations} turns square images by 90 degrees, but '{dataset.name}' holds "
-            f"{what}: set data.rotations=1."
-        )
-    if rotations > clients:
-        raise UserError(
-            f"data.rotations={rotations} is more than clients={clients}: every rotation needs a client."
-        )
-
-
-def _rotations(divided: Partition, rotations: int, clients: int) -> tuple[Integers | None, Integers | None]:
-    """The planted groups and the quarter turns of every client.
-
-    Where the partition plants groups, they stay the planted ones and are turned group by group; where it
-    plants none, the rotations are the groups.
-    """
-    if rotations == 1:
-        return divided.groups, None
-    if divided.groups is not None:
-        return divided.groups, divided.groups % rotations
-    turns = blocks(clients, rotations)
-    return turns, turns
-
-
-def _client_data(
-    divided: Partition, settings: PartitionSettings, training_samples: int, seed: int
-) -> tuple[ClientData, ...]:
-    """Positions in the joint array; with `validation`, one training sample at least goes there, one stays."""
-    clients = []
-    for number, (train, test) in enumerate(zip(divided.train, divided.test, strict=True)):
-        validation = train[:0]
-        if settings.validation > 0:
-            if len(train) < 2:
-                raise UserError(
-                    f"partition.validation={settings.validation} needs two training samples of every client, "
-                    f"but client {number} has {len(train)}: set partition.min_size=2, or no validation."
-                )
-            kept = min(max(round(settings.validation * len(train)), 1), len(train) - 1)
-            shuffled = generator(seed, "validation", client=number).permutation(train)
-            validation, train = np.sort(shuffled[:kept]), np.sort(shuffled[kept:])
-        clients.append(ClientData(train, validation, test + training_samples))
-    return tuple(clients)
+def build_federation(data: DataSettings, partition: PartitionSettings, clients: int, seed: int) -> Federation:
+    """Load the data set, divide it among the clients, plant shifts, keep validation samples aside."""
+    split = PARTITIONS.find(partition.name)  # a wrong name is told before a large data set is read
+    dataset = load_dataset(data, seed)
+    shift = planted_shift(dataset, data, clients, seed)
+    variants = 1 if shift is None else len(shift)
+    task = Task(labels_of(dataset), partition, clients, seed, variants, data.crossed)
+    return Federation.made_of(dataset, divided(split, task), shift, address(task))

@@ -39,6 +39,20 @@ class DataSettings:
     download: bool = setting(False, "fetch the data set into `data.root` if it is missing")
     rotations: int = setting(1, "rotate images by 0/90/180/270 degrees in this many groups of clients",
                              at_least=1, at_most=4)  # fmt: skip
+    label_swaps: int = setting(
+        1, "permute the labels, differently in this many groups of clients", at_least=1
+    )
+    colours: int = setting(1, "change colours (order of channels; tone, if grey) in this many groups of clients",
+                           at_least=1, at_most=6)  # fmt: skip
+    noises: int = setting(
+        1, "add noise, from none to `data.noise_shift`, in this many groups of clients", at_least=1
+    )
+    noise_shift: float = setting(0.2, "standard deviation of the strongest noise, as part of the pixel range",
+                                 above=0)  # fmt: skip
+    crossed: bool = setting(
+        False,
+        "divide each planted group of the partition among these shifts, instead of shifting whole groups",
+    )
     sources: int = setting(4, "synthetic: number of planted linear models", at_least=1)
     samples: int = setting(4000, "synthetic: number of samples, test included", at_least=2)
     dimension: int = setting(10, "synthetic: number of features", at_least=1)
@@ -60,8 +74,31 @@ class PartitionSettings:
     classes: int = setting(2, "classes per client, or per group in cluster-wise partitions", at_least=1)
     classes_within: int = setting(2, "classes per client inside a group (cluster-wise)", at_least=1)
     groups: int = setting(4, "planted groups of clients (cluster-wise)", at_least=1)
+    group_sizes: list[int] = setting(
+        [], "clients of each planted group, instead of even `groups`, as [10,10,30]", at_least=1
+    )
+    mixture: str = setting("10:90", "mixture: shares of the sources, as 10:90 or 30:70; linear; random")
+    size_range: list[int] = setting([], "mixture: training samples per client, drawn from [smallest,largest]",
+                                    at_least=1)  # fmt: skip
+    level_groups: list[int] = setting([2, 4], "multilevel: groups of each level, coarse to fine", at_least=1)
+    level_classes: list[int] = setting(
+        [1, 2], "multilevel: classes of a group's own at each level", at_least=1
+    )
+    test_share: float | None = setting(
+        None, "share of a client's samples for testing, of both parts pooled (default: the official split)",
+        above=0, below=1,
+    )  # fmt: skip
+    holdout: float | None = setting(
+        None, "share of the test samples that no client gets, one set per planted distribution, to measure every "
+        "cluster model on (default: half for mixtures, else none)", at_least=0, below=1,
+    )  # fmt: skip
+    compat: str = setting("none", "fedbase: the protocol of published tables, which drops and copies clients",
+                          choices=("none", "fedbase"))  # fmt: skip
     validation: float = setting(0.0, "share of each client's training samples kept for validation",
                                 at_least=0, below=1)  # fmt: skip
+    cache: str = setting(
+        "auto", "folder that keeps partitions for equal experiments; auto: the user's; off: none"
+    )
     min_size: int = setting(4, "smallest number of training samples a client may hold", at_least=1)
 
 

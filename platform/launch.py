@@ -40,12 +40,14 @@ Usage
   python -m platform.launch [--config FILE] [setting=value ...]    run one experiment
   python -m platform.launch list [KIND]                            what there is to choose from; KIND is
                                                                    methods, data, partitions, models, settings
+  python -m platform.launch partition [setting=value ...]          divide the data only, and draw it
   python -m platform.launch resume RUN                             go on with a run that was stopped or killed
-  python -m platform.launch report RUN ... [option=value ...]      tables, figures and one HTML file of runs and
-                                                                   sweeps; options are out=FOLDER, table=3.1 (a
-                                                                   published one), test=t or wilcoxon,
-                                                                   against=METHOD, metrics=NAME,NAME, figures=no
-  python -m platform.launch choose-clusters [setting=value ...]     try several numbers of clusters for a few rounds
+  python -m platform.launch report RUN ... [option=value ...]      tables, figures and one HTML file of runs
+                                                                   and sweeps; options are out=FOLDER,
+                                                                   table=3.1 (published), test=t or wilcoxon,
+                                                                   against=METHOD, metrics=NAME,NAME,
+                                                                   figures=no
+  python -m platform.launch choose-clusters [setting=value ...]    try several numbers of clusters
   python -m platform.launch doctor                                 what this machine or cluster has
 
 Examples
@@ -57,6 +59,8 @@ Examples
     python -m platform.launch method=fedprox fedprox.mu=0.1 partition=dirichlet participation.fraction=0.5
   An experiment from a file, with another seed and its results elsewhere:
     python -m platform.launch --config tune_configs/demo.yaml seed=1 storage=~/archipelago-runs
+  What a partition looks like, before anything is trained on it:
+    python -m platform.launch partition clients=100 partition=cluster_dirichlet partition.groups=10
   Your own images, from one .npz file:
     python -m platform.launch method=ifca data=npz data.root=~/images.npz
   Without Ray, all in this process (the same numbers):
@@ -97,8 +101,8 @@ def parse(arguments: Sequence[str]) -> Request:
     if arguments and arguments[0] == "report":
         return Request("report", words=list(arguments[1:]))
     request = Request()
-    if arguments and arguments[0] == "choose-clusters":
-        request.command, arguments = "choose-clusters", arguments[1:]
+    if arguments and arguments[0] in ("choose-clusters", "partition"):
+        request.command, arguments = arguments[0], arguments[1:]
     words = iter(arguments)
     for position, word in enumerate(words):
         option, equals, value = word.partition("=")
@@ -182,6 +186,23 @@ def run(request: Request) -> None:
     with _resumable(path):
         run_experiment(config, path, command=f"{DOOR} {shlex.join(request.typed)}".strip())
     _show_results(path)
+
+
+def show_partition(request: Request) -> None:
+    """Divide the data among the clients, say what came out, and draw it."""
+    from experiments.config import load_config
+
+    config = load_config(request.file, request.overrides)
+    from experiments.partition_preview import write_partition
+
+    path = write_partition(config)
+    from reports.federation import describe
+    from reports.federation_figures import draw_federation
+
+    _print_table(f"Partition {config.partition.name}, seed {config.seed}", list(describe(path)))
+    drawn = draw_federation(path)
+    print(f"Figures: {', '.join(str(file) for file in drawn)}")
+    print(f"Tables and indices: {path}")
 
 
 def resume(request: Request) -> None:
@@ -526,6 +547,7 @@ def _count(number: float, name: str) -> str:
 
 COMMANDS: dict[str, Callable[[Request], None]] = {
     "run": run,
+    "partition": show_partition,
     "resume": resume,
     "choose-clusters": choose,
     "report": report,

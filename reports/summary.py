@@ -249,6 +249,7 @@ _ABOUT = {
     "timings.csv": "seconds by round and stage",
     "events.jsonl": "what happened, by round",
     "partition.safetensors": "which client holds which samples",
+    "federation": "the federation as tables: clients, what they hold, facts",
     "models": "final models as safetensors, with their spec",
     "records": "tables that figures are drawn from",
     "checkpoints": "what a resume starts from",

@@ -222,6 +222,10 @@ class Strategy(WithState):
             prediction = addon.prediction(self, fleet, prediction)
         return prediction
 
+    def centre_models(self) -> list[list[Vector]]:
+        """What is measured on every planted distribution: for each cluster, the models whose outputs add up."""
+        return []
+
     def all_models(self) -> dict[str, npt.NDArray[np.float32]]:
         """The server's models, those of add-ons included."""
         found = dict(self.models())
@@ -293,6 +297,9 @@ class SingleModel(Strategy):
 
     def prediction(self, fleet: FleetView) -> Prediction:
         return Prediction([self.model])
+
+    def centre_models(self) -> list[list[Vector]]:
+        return [[self.model]]
 
     def models(self) -> dict[str, npt.NDArray[np.float32]]:
         return {"global": self.model}
@@ -367,6 +374,10 @@ class ClusteredModels(Strategy):
 
     def prediction(self, fleet: FleetView) -> Prediction:
         return Prediction([self.clusters[self.labels(fleet)]])
+
+    def centre_models(self) -> list[list[Vector]]:
+        under = [self.underlay] if isinstance(self.underlay, np.ndarray) else []
+        return [[model, *under] for model in self.clusters.values]
 
     def models(self) -> dict[str, npt.NDArray[np.float32]]:
         return {"clusters": self.clusters.values}

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from strategies.base import UNASSIGNED, Strategy
 from strategies.interface import FleetView
+from strategies.parameters import Vector
 from strategies.references import Indices, Models, Reference
 
 Weights = npt.NDArray[np.float64]
@@ -71,6 +72,9 @@ class MixtureModels(Strategy):
 
     def gradient_point(self, fleet: FleetView) -> Reference:
         return self.clusters[self.labels(fleet)]
+
+    def centre_models(self) -> list[list[Vector]]:
+        return [[model] for model in self.clusters.values]
 
     def models(self) -> dict[str, npt.NDArray[np.float32]]:
         return {"clusters": self.clusters.values}

@@ -1,13 +1,26 @@
-"""One Ray cluster for all tests of a session that need one."""
+"""One Ray cluster for all tests of a session that need one, and one cache of partitions that goes with it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.clusters import own_cluster, short_folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests neither read nor fill the user's cache; processes they start inherit theirs."""
+    before = os.environ.get("ARCHIPELAGO_CACHE")
+    os.environ["ARCHIPELAGO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["ARCHIPELAGO_CACHE"]
+    else:
+        os.environ["ARCHIPELAGO_CACHE"] = before
 
 
 @pytest.fixture(scope="session")

@@ -136,6 +136,14 @@ def test_every_method(five_actors: RaySession, method: str) -> None:
     assert outcome(session, run(session, ROUNDS)) == in_process(*settings)
 
 
+def test_every_centre_on_every_distribution(five_actors: RaySession) -> None:
+    settings = ("method=ifca", "partition.holdout=0.5")
+    session = Borrowed(plan_of(*settings), five_actors, LAYOUTS["three uneven"])
+    reports = run(session, ROUNDS)
+    assert np.array(reports[-1].metrics["centre_accuracy"]).shape == (2, 2)
+    assert outcome(session, reports) == in_process(*settings)
+
+
 def test_what_goes_wrong_in_a_client_is_told_as_it_happened(five_actors: RaySession) -> None:
     plan = plan_of("method=fedavg", *killers.MODULE, "local.steps=3")
     session = Borrowed(plan, five_actors, LAYOUTS["one actor"])

@@ -24,7 +24,9 @@ import experiments
 from actors.reports import RoundReport
 from experiments.run_directory import RunDirectory
 from experiments.run_reader import Run
+from federated_data import build_federation
 from foundation.errors import UserError
+from foundation.settings import DataSettings, PartitionSettings
 
 CONFIG = "method: ifca\nrounds: 12\nseed: 0\ndata:\n  name: digits\nlocal:\n  lr: 0.05\nfleet:\n  actors: 2\n"
 ENVIRONMENT = {"python": "3.11.0", "packages": {"torch": "2.13.0"}, "command": "python -m platform.launch"}
@@ -94,12 +96,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_new_run_holds_its_config_environment_and_partition(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "deep" / "one"
-    with make(path, federation_arrays={"train": np.arange(5)}) as run:
+    federation = build_federation(DataSettings(), PartitionSettings(), 5, 0)
+    with make(path, federation=federation) as run:
         assert run.path == path
         assert run.config_yaml == CONFIG
         assert json.loads((path / "environment.json").read_text()) == ENVIRONMENT
         assert str(run.status) == "running, 0 of 12 rounds"
-    np.testing.assert_array_equal(Run(path).partition["train"], np.arange(5))
+    np.testing.assert_array_equal(Run(path).partition["train"], federation.indices()["train"])
+    assert {entry.name for entry in (path / "federation").iterdir()} == {
+        "clients.parquet", "counts.parquet", "facts.json",
+    }  # fmt: skip
     assert [entry.name for entry in path.parent.iterdir()] == ["one"]
 
 

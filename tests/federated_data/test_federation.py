@@ -158,7 +158,9 @@ class TestEqualResults:
             {"x": x},
             {"y": y},
             {"groups": None},
-            {"quarter_turns": made.groups},
+            {"copy_of": np.full(8, -1)},
+            {"levels": made.groups[None]},
+            {"sources": np.zeros(1797, dtype=np.int64)},
             {"mean": (0.25,)},
             {"std": (0.25,)},
             {"clients": (moved, *made.clients[1:])},
@@ -215,7 +217,8 @@ class TestStoredIndices:
             {"test": np.arange(2000)},
             {"groups": np.zeros(3, dtype=np.int64)},
             {"fingerprint": np.zeros(16, dtype=np.uint8)},
-            {"quarter_turns": np.ones(8, dtype=np.int64)},
+            {"variants": np.ones(1797, dtype=np.int64)},
+            {"holdout": np.array([0]), "holdout_ends": np.array([1])},
         ],
     )
     def test_damage_is_a_sentence(self, damage: dict[str, Any]) -> None:

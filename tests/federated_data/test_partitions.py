@@ -4,35 +4,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from federated_data import PARTITIONS, Labels, Partition, partitions
-from federated_data.partitions import matching_test_counts
+from federated_data import PARTITIONS, Labels, Partition, Partitioner, partitions_labels
+from federated_data.partitions_core import matching_test_counts
 from foundation.errors import UserError
 from foundation.randomness import generator
 from foundation.settings import PartitionSettings
+from tests.support.partitions import checked, divergence, divide, labels_of, table
 
-checked = settings(deadline=None, derandomize=True, database=None, max_examples=60)
-BY_CLASS = ("iid", "dirichlet", "cluster_dirichlet", "n_class", "cluster_n_class")
+BY_CLASS = (
+    *("iid", "quantity", "dirichlet", "cluster_dirichlet", "n_class", "cluster_n_class"),
+    *("balanced_dirichlet", "femam_cluster", "multilevel"),
+)
 seeds = st.integers(0, 2**31)
-
-
-def labels_of(train: list[int], test: list[int]) -> Labels:
-    """`train[c]` training and `test[c]` test samples of class c, in a fixed jumble."""
-    shuffle = np.random.default_rng(0).permutation
-    parts = (shuffle(np.repeat(np.arange(len(sizes)), sizes)) for sizes in (train, test))
-    return Labels("jumble", *parts, classes=len(train))
-
-
-def divide(name: str, labels: Labels, clients: int, seed: int = 0, **changes: Any) -> Partition:
-    chosen = PartitionSettings(name=name, **changes)
-    return PARTITIONS.find(name)(labels, chosen, clients, generator(seed, "test"))
-
-
-def table(labels: Any, parts: tuple[Any, ...], classes: int) -> Any:
-    """How many samples of each class each client holds: (classes, clients)."""
-    return np.stack([np.bincount(labels[part], minlength=classes) for part in parts], axis=1)
 
 
 @st.composite
@@ -50,6 +36,14 @@ def problems(draw: st.DrawFn) -> tuple[str, Labels, int, dict[str, Any]]:
         changes["classes"] = draw(st.integers(1, classes))
         changes["classes_within"] = draw(st.integers(1, changes["classes"]))
     changes["groups"] = draw(st.integers(1, clients))
+    if name in ("femam_cluster", "multilevel"):
+        clients = draw(st.integers(4, 10))
+        changes |= {"groups": draw(st.integers(1, clients // 2)), "alpha_within": 10 ** draw(st.floats(1, 2))}
+        changes["classes"] = draw(st.integers(1, classes))
+        fine = draw(st.integers(1, min(classes - 1, clients // 2)))
+        own = draw(st.integers(1, (classes - 1) // fine))
+        coarse = draw(st.integers(1, min(fine, classes - own * fine)))
+        changes |= {"level_groups": [coarse, fine], "level_classes": [1, own]}
     return name, labels_of(train, test), clients, changes
 
 
@@ -77,7 +71,11 @@ def test_what_every_partition_keeps(problem: tuple[str, Labels, int, dict[str, A
     for counts, held in ((train, labels.train), (test, labels.test)):
         totals = np.bincount(held, minlength=labels.classes)
         assert (counts.sum(axis=1)[owners > 0] == totals[owners > 0]).all()
-    if "n_class" not in name or (clients * changes["classes"] >= labels.classes and name == "n_class"):
+    if name == "multilevel":
+        levels = zip(changes["level_groups"], changes["level_classes"], strict=True)
+        assert (owners > 0).sum() == sum(groups * each for groups, each in levels)
+    dealt = {"n_class": clients, "femam_cluster": changes["groups"], "cluster_n_class": 0, "multilevel": 0}
+    if dealt.get(name, labels.classes) * changes.get("classes", 1) >= labels.classes:
         assert (owners > 0).all()
 
 
@@ -194,14 +192,6 @@ def test_groups_are_consecutive_and_as_even_as_possible() -> None:
     assert made.groups.tolist() == [0, 0, 0, 1, 1, 2, 2]
 
 
-def divergence(shares: Any, groups: Any) -> tuple[float, float]:
-    """Mean total variation distance of label distributions: between groups, within groups."""
-    distance = 0.5 * np.abs(shares[:, :, None] - shares[:, None, :]).sum(axis=0)
-    same = groups[:, None] == groups[None, :]
-    apart = ~np.eye(len(groups), dtype=bool)
-    return float(distance[~same].mean()), float(distance[same & apart].mean())
-
-
 @checked
 @given(seeds, st.sampled_from(["cluster_dirichlet", "cluster_n_class"]))
 def test_groups_differ_more_between_than_within(seed: int, name: str) -> None:
@@ -264,7 +254,7 @@ def test_topping_up_by_hand() -> None:
     # drew more of class 0. Client 3 is large enough and keeps its four.
     counts = np.array([[6, 0, 0, 4], [6, 1, 0, 0]])
     shares = np.array([[0.6, 0.0, 0.02, 0.38], [0.9, 0.09, 0.01, 0.0]])
-    topped = partitions._top_up(counts, shares, 4, generator(0, "test"))
+    topped = partitions_labels._top_up(counts, shares, 4, generator(0, "test"))
     assert topped.tolist() == [[2, 0, 4, 4], [3, 4, 0, 0]]
 
 
@@ -275,16 +265,16 @@ def test_nothing_is_moved_where_redrawing_helps() -> None:
 
 def test_redrawing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = 0
-    original = partitions._dirichlet
+    original = partitions_labels.dirichlet_shares
 
     def counted(*arguments: Any) -> Any:
         nonlocal draws
         draws += 1
         return original(*arguments)
 
-    monkeypatch.setattr(partitions, "_dirichlet", counted)
+    monkeypatch.setattr(partitions_labels, "dirichlet_shares", counted)
     divide("dirichlet", labels_of([60] * 3, [30] * 3), 15, alpha=1e-9, min_size=12)  # 180 samples, all due
-    assert 1 < draws <= partitions.REDRAWS
+    assert 1 < draws <= partitions_labels.REDRAWS
 
 
 def test_ten_thousand_clients_of_extreme_skew_end_in_a_partition_or_a_sentence() -> None:
@@ -373,7 +363,7 @@ def test_planted_sources_need_as_many_clients() -> None:
         divide("iid", Labels("planted", np.zeros(40), np.zeros(40), None, sources, sources), 3)
 
 
-@pytest.mark.parametrize("name", [name for name in BY_CLASS if name != "iid"])
+@pytest.mark.parametrize("name", [name for name in BY_CLASS if name not in ("iid", "quantity")])
 def test_class_partitions_of_regression_data_name_what_works(name: str) -> None:
     with pytest.raises(UserError, match=f"partition={name} divides samples by class.*use partition=iid"):
         divide(name, Labels("planted", np.zeros(100), np.zeros(100), None), 4)
@@ -385,7 +375,7 @@ def test_unknown_partition_points_at_the_nearest() -> None:
 
 
 def test_a_registered_partition_that_leaves_a_client_short_is_caught() -> None:
-    lazy = partitions.Partitioner(
+    lazy = Partitioner(
         "lazy", lambda *_: Partition((np.arange(5), np.arange(5, 6)), (np.arange(1), np.arange(1, 2))), False
     )
     with pytest.raises(UserError, match="partition=lazy leaves client 1 of 2 with 1 training samples"):

@@ -71,6 +71,10 @@ def test_commands_of_the_door(line, tmp_path, capsys):
         assert platform.launch.main(smaller(arguments, tmp_path)) == 0
         assert "was chosen by validation loss" in capsys.readouterr().out
         return
+    if arguments and arguments[0] == "partition":
+        assert platform.launch.main([*arguments, f"storage={tmp_path}"]) == 0
+        assert len(list(tmp_path.glob("*/figures/*.png"))) == 2
+        return
     code = platform.launch.main(smaller(arguments, tmp_path))
     printed = capsys.readouterr()
     assert code == 0, printed.err

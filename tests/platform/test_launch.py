@@ -313,12 +313,32 @@ def test_every_example_of_the_help_is_valid(
     )  # fmt: skip
     arguments = shlex.split(example.partition("python -m platform.launch")[2])
     request = launch.parse(arguments)
-    assert request.command == "run"
+    assert request.command == ("partition" if arguments[0] == "partition" else "run")
     config = experiments.config.load_config(request.file, request.overrides, env={})
     assert (
         len(build_federation(config.data, config.partition, config.clients, config.seed).clients)
         == config.clients
     )
+
+
+def test_a_partition_is_described_and_drawn(door: Any, tmp_path: Path) -> None:
+    code, out, error = door("partition", "clients=6", "clusters=2", "partition=n_class", "name=mine")
+    assert (code, error) == (0, "")
+    assert "classes per client  2" in out and "label divergence" in out
+    folder = tmp_path / "runs" / "mine"
+    assert {file.name for file in (folder / "figures").iterdir()} == {
+        f"partition-{name}.{kind}" for name in ("classes", "similarity") for kind in ("png", "svg")
+    }
+    assert all(
+        str(Path("runs") / "mine" / "figures" / file.name) in out for file in (folder / "figures").iterdir()
+    )
+    for wrong in (
+        ("partition", "n_class"),
+        ("partition", "partition=n_clas"),
+        ("partition", "clients=100000"),
+    ):
+        code, out, error = door(*wrong)
+        assert (code, out) == (2, "") and len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["help"], ["rounds=3", "--help"]])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sklearn.metrics import adjusted_rand_score
 
 from actors.session import Checkpoint
 from experiments.trees import pack, unpack
@@ -396,3 +397,26 @@ def test_three_levels_are_better_than_fedavg_with_as_many_rounds():
     reports, plain = run(levels, 6), run(fedavg, 6)
     assert reports[-1].metrics["macro_accuracy"] > plain[-1].metrics["macro_accuracy"] + 0.03
     assert reports[-1].metrics["validation_macro_loss"] < plain[-1].metrics["validation_macro_loss"] - 0.1
+
+
+# Two coarse groups with three classes each, in them four fine groups with one more class each.
+NESTED = (
+    "method=femam", "clients=16", "clusters=4", "data.rotations=1", "partition=multilevel",
+    "partition.level_groups=[2,4]", "partition.level_classes=[3,1]", "partition.validation=0.1", "model=linear",
+    "local.lr=0.1", "local.steps=20", "rounds=6", "femam.levels=[1,2,4]", "femam.schedule=[2,2,2]",
+    "femam.personal=false", "femam.prune=none",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_the_levels_found_are_the_levels_planted(seed):
+    session = session_of(*NESTED, f"seed={seed}")
+    reports = run(session, 6)
+    planted, found = session.server.setup.levels, session.server.strategy.rows
+    coarse, fine = (len(np.unique(level)) for level in planted)
+    assert (coarse, fine) == (2, 4)
+    assert adjusted_rand_score(planted[0], found[1]) == 1.0  # of two models, a coarse group each
+    assert adjusted_rand_score(planted[1], found[2]) == 1.0  # of four models, a fine group each
+    assert reports[3].metrics["ari_by_level"][0] == 1.0 and reports[5].metrics["ari_by_level"][1] == 1.0
+    one, two, three = (reports[last].metrics["macro_accuracy"] for last in (1, 3, 5))
+    assert one + 0.1 < two < three

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from actors.session import InProcessSession
 from experiments.config import load_config
 from experiments.plan import make_plan
-from federated_data import ClientData, Federation, load_dataset
+from federated_data import ClientData, Division, Federation, load_dataset
 
 TEST_SAMPLES = 10
 
@@ -25,7 +25,8 @@ def mixed_federation(config: object, shares: npt.NDArray[np.float64], samples: i
         held = [_taken(pools, row, count) for pools, count in ((train, samples), (test, TEST_SAMPLES))]
         nothing = np.zeros(0, np.int64)
         clients.append(ClientData(held[0], nothing, held[1] + len(dataset.x_train)))
-    return Federation._of(dataset, tuple(clients), np.argmax(shares, axis=1).astype(np.int64), None)
+    groups = np.argmax(shares, axis=1).astype(np.int64)
+    return Federation.made_of(dataset, Division(tuple(clients), groups))
 
 
 def _taken(pools: list[list[int]], shares: Sequence[float], count: int) -> npt.NDArray[np.int64]:

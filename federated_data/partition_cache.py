@@ -1,0 +1,99 @@
+"""Divisions under their content address: equal data, settings and seed are divided once, for every method and run.
+
+The address is a hash of all that a division depends on: labels, sources and owners of the samples, the
+partition's settings, clients, seed, shifts, and the version of the drawing code and of NumPy. A file is there
+whole or not at all, so runs, sweeps and nodes that share a folder can share it; one that cannot be read is drawn
+again, and a folder that cannot be written is done without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federated_data.division import Division, Task, divide
+from federated_data.partitions_core import Partitioner
+from foundation.files import whole_file
+from foundation.settings import PartitionSettings
+
+# Raised with every change that makes the same settings and seed give another division.
+VERSION = 1
+_FORMAT = "archipelago-partition-1"
+
+
+def address(task: Task) -> str:
+    """The content address of a division."""
+    chosen = dataclasses.asdict(task.settings)
+    chosen.pop("cache")
+    labels, rest = task.labels, [task.clients, task.seed, task.variants, task.crossed]
+    facts = [VERSION, np.__version__, labels.classes, chosen, *rest]
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
+    known = {field.name: getattr(labels, field.name) for field in dataclasses.fields(labels)}
+    _feed(digest, {name: value for name, value in known.items() if isinstance(value, np.ndarray)})
+    return digest.hexdigest()
+
+
+def folder(settings: PartitionSettings) -> Path | None:
+    """Where divisions are kept: the setting, else ARCHIPELAGO_CACHE, else the user's cache; None: nowhere."""
+    if settings.cache == "off":
+        return None
+    if settings.cache != "auto":
+        return Path(settings.cache).expanduser()
+    return Path(os.environ.get("ARCHIPELAGO_CACHE") or "~/.cache/archipelago").expanduser() / "partitions"
+
+
+def divided(split: Partitioner, task: Task) -> Division:
+    """What `divide` makes of a task, from the cache where it is there."""
+    where = folder(task.settings)
+    path = None if where is None else where / f"{address(task)}.safetensors"
+    found = None if path is None else _read(path)
+    if found is None:
+        found = divide(split, task)
+        if path is not None:
+            with contextlib.suppress(OSError):  # a full disk or a folder of somebody else: nothing is lost
+                _write(path, found)
+    return found
+
+
+def _read(path: Path) -> Division | None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            said = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+    except (OSError, SafetensorError):
+        return None
+    if said.get("format") != _FORMAT or said.get("content") != _content(arrays):
+        return None
+    return Division.from_arrays(arrays)
+
+
+def _write(path: Path, division: Division) -> None:
+    from safetensors.numpy import save
+
+    arrays = division.arrays()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path, durable=False) as file:
+        file.write(save(arrays, metadata={"format": _FORMAT, "content": _content(arrays)}))
+
+
+def _content(arrays: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    _feed(digest, arrays)
+    return digest.hexdigest()
+
+
+def _feed(digest: hashlib.blake2b, arrays: Mapping[str, NDArray[Any]]) -> None:
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
