@@ -193,6 +193,7 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
         lines += [f"## {title}", "", f"| {' | '.join(header)} |", "|---|" + "---:|" * len(_KINDS)]
         lines += [f"| {' | '.join(row)} |" for row in rows]
         lines.append("")
+    lines += _centres(run.metrics)
     if figures["evaluations"]:
         by = f" by {weights} samples" if weights else ""
         lines += [
@@ -216,6 +217,32 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
         lines.append("")
     lines.append(f'Open it in Python: `import experiments; run = experiments.open_run("{run.path}")`')
     return "\n".join(lines) + "\n"
+
+
+def _centres(metrics: list[Row]) -> list[str]:
+    """Every cluster model on held-out samples of every planted distribution, at the last evaluation; best bold."""
+    for name, label, best in (
+        ("centre_accuracy", "accuracy", max),
+        ("centre_mse", "mean squared error", min),
+    ):
+        measured = [row for row in metrics if name in row]
+        if not measured:
+            continue
+        matrix = measured[-1][name]
+        header = ["distribution", *(f"model {k}" for k in range(len(matrix[0])))]
+        lines = [
+            "## Cluster models on every planted distribution",
+            "",
+            f"Each model's {label} on held-out samples, round {measured[-1]['round']}:",
+            "",
+            f"| {' | '.join(header)} |",
+            "|---|" + "---:|" * len(matrix[0]),
+        ]
+        for number, row in enumerate(matrix):
+            cells = [f"**{_number(value)}**" if value == best(row) else _number(value) for value in row]
+            lines.append(f"| {' | '.join([str(number), *cells])} |")
+        return [*lines, ""]
+    return []
 
 
 def _what(run: RunFiles, *, clustered: bool) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import machine, memory, scale, start
+from benchmarks import machine, memory, partition, scale, start
 from benchmarks.tables import shown, spread, table, verdict
 
 ROOT = Path(__file__).parents[2]
@@ -157,3 +157,12 @@ def test_every_benchmark_runs_in_miniature(tmp_path):
         assert isinstance(each["result"]["kept"], bool)
     assert found["workload_w"]["result"]["variants"]["momentum kept"]["largest_difference"] < 1e-5
     assert done.stdout.count("limit") >= 4
+
+
+def test_every_partition_is_timed_against_the_limit():
+    from federated_data import PARTITIONS
+
+    result = json.loads(json.dumps(partition.run(1, miniature=True)))
+    assert {row["partition"].partition(",")[0] for row in result["rows"]} == set(PARTITIONS)
+    assert all(row["outcome"].endswith("samples") for row in result["rows"]), result["rows"]
+    assert "20 clients: at most" in partition.report(result)

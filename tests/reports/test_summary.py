@@ -204,3 +204,14 @@ def test_the_room_reads_files_and_imports_no_other_room_but_foundation() -> None
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not {name.split(".")[0] for name in names} & rooms, source
+
+
+@pytest.mark.parametrize(("name", "best"), [("accuracy", "0.9000"), ("mse", "0.2500")])
+def test_every_cluster_model_on_every_planted_distribution(tmp_path: Path, name: str, best: str) -> None:
+    rows = ['1,0.5,"[[0.1, 0.2], [0.3, 0.4]]"', '2,0.5,"[[0.25, 0.9], [0.5, 0.5]]"', "3,,", ""]
+    metrics = "\n".join([f"round,micro_{name},centre_{name}", *rows])
+    text = write_summary(make(tmp_path / "run", metrics)).read_text()
+    row = {"0.9000": "| 0 | 0.2500 | **0.9000** |", "0.2500": "| 0 | **0.2500** | 0.9000 |"}[best]
+    assert row in text and "| 1 | **0.5000** | **0.5000** |" in text
+    assert "on held-out samples, round 2" in text and "| distribution | model 0 | model 1 |" in text
+    assert "planted distribution" not in write_summary(make(tmp_path / "other")).read_text()
