@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cluster_n_class": {"groups": 100, "classes": 3, "classes_within": 2},
     "balanced_dirichlet": {},
     "femam_cluster": {"groups": 5, "classes": 5},
-    "multilevel": {"level_groups": [2, 4], "level_classes": [1, 2], "min_size": 2},
+    "multilevel": {"level_groups": [2, 4], "level_classes": [1, 2], "test_share": 0.25, "min_size": 2},
     "mixture": {"mixture": "random"},
     "natural": {},
 }

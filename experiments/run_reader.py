@@ -103,6 +103,21 @@ class Run:
         return read_arrays(self.path / "partition.safetensors")
 
     @property
+    def federation(self) -> pd.DataFrame:
+        """One row a client: samples by part, planted group and levels."""
+        return self._federation("clients")
+
+    @property
+    def label_counts(self) -> pd.DataFrame:
+        """Columns `client`, `part`, `source`, `label`, `samples`: what every client holds."""
+        return self._federation("counts")
+
+    def _federation(self, name: str) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.read_parquet(self.path / "federation" / f"{name}.parquet")
+
+    @property
     def models(self) -> Models:
         """The final models by name: flat vectors, with their spec as `.models.spec`."""
         models = Models()
@@ -145,6 +160,8 @@ class Run:
             last = measured.iloc[-1]
             figures = ", ".join(f"{name} {last[name]:.4g}" for name in shown if last[name] == last[name])
             lines.append(f"  round {int(last['round'])}: {figures}")
-        lines.append("  data frames: .metrics .clients .assignments .timings .events")
+        lines.append(
+            "  data frames: .metrics .clients .assignments .timings .events .federation .label_counts"
+        )
         lines.append("  also: .models .config .environment .partition .summary .status .path")
         return "\n".join(lines)

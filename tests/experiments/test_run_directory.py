@@ -103,6 +103,9 @@ def test_a_new_run_holds_its_config_environment_and_partition(tmp_path: Path) ->
         assert json.loads((path / "environment.json").read_text()) == ENVIRONMENT
         assert str(run.status) == "running, 0 of 12 rounds"
     np.testing.assert_array_equal(Run(path).partition["train"], federation.indices()["train"])
+    held = Run(path).label_counts
+    assert Run(path).federation["train"].tolist() == federation.sizes.tolist()
+    assert held.groupby("part")["samples"].sum().to_dict() == {"test": 359, "train": 1438}
     assert {entry.name for entry in (path / "federation").iterdir()} == {
         "clients.parquet", "counts.parquet", "facts.json",
     }  # fmt: skip

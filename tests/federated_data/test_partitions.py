@@ -193,7 +193,7 @@ def test_groups_are_consecutive_and_as_even_as_possible() -> None:
 
 
 @checked
-@given(seeds, st.sampled_from(["cluster_dirichlet", "cluster_n_class"]))
+@given(seeds, st.sampled_from(["cluster_dirichlet", "cluster_n_class", "femam_cluster"]))
 def test_groups_differ_more_between_than_within(seed: int, name: str) -> None:
     labels = labels_of([300] * 10, [80] * 10)
     made = divide(name, labels, 20, seed, groups=4, classes=3, classes_within=2)
