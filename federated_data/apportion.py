@@ -76,3 +76,36 @@ def apportion_rows(totals: Integers, shares: NDArray[np.float64]) -> Integers:
             counts[row] = apportion(int(total), shares[row], ties=sizes)
             sizes += counts[row]
     return counts
+
+
+def apportion_groups(totals: Integers, weights: Integers, groups: Integers) -> Integers:
+    """`apportion` for many totals at once: `totals[g]` by the whole-number weights of the members of group g.
+
+    A group whose weights are all zero must have nothing to split.
+
+    >>> apportion_groups(np.array([10, 1]), np.array([3, 2, 1, 1, 5, 7]), np.array([0, 0, 0, 0, 1, 1])).tolist()
+    [4, 3, 2, 1, 0, 1]
+    """
+    count = len(totals)
+    scale = np.zeros(count, dtype=np.int64)
+    np.add.at(scale, groups, weights)
+    if (totals[scale == 0] > 0).any():
+        raise ValueError("cannot split something by weights that are all zero")
+    scaled = weights * totals[groups]
+    parts: Integers = scaled // np.maximum(scale, 1)[groups]
+    rest = scaled - parts * scale[groups]
+    left = totals.copy()
+    np.subtract.at(left, groups, parts)
+    order = np.lexsort((-rest, groups))
+    parts[order[ranks(groups[order]) < left[groups[order]]]] += 1
+    return parts
+
+
+def ranks(values: Integers) -> Integers:
+    """For each element of a sorted array, how many equal ones stand before it.
+
+    >>> ranks(np.array([0, 0, 0, 2, 5, 5])).tolist()
+    [0, 1, 2, 0, 0, 1]
+    """
+    first = np.flatnonzero(np.diff(values, prepend=values[:1] - 1))
+    return np.arange(len(values)) - np.repeat(first, np.diff(first, append=len(values)))

@@ -26,7 +26,7 @@ from foundation.files import whole_file
 from foundation.settings import PartitionSettings
 
 # Raised with every change that makes the same settings and seed give another division.
-VERSION = 1
+VERSION = 2
 _FORMAT = "archipelago-partition-1"
 
 

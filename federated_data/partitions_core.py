@@ -6,14 +6,14 @@ client's test samples in the proportions of its training samples, and carry the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federated_data.apportion import Integers, apportion_at_least
+from federated_data.apportion import Integers, apportion_at_least, apportion_groups, ranks
 from foundation.errors import UserError
 from foundation.registry import Registry
 from foundation.settings import PartitionSettings
@@ -245,11 +245,9 @@ def hand_out(
 def deal(strata: Integers, counts: Integers, rng: np.random.Generator) -> tuple[Integers, ...]:
     """Random samples of each stratum for each client, `counts[s, i]` of them; none twice."""
     rows, clients = counts.shape
-    sizes = np.bincount(strata, minlength=rows)
     order = rng.permutation(len(strata))
     order = order[np.argsort(strata[order], kind="stable")]
-    rank = np.arange(len(strata)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    order = order[rank < np.repeat(counts.sum(axis=1), sizes)]
+    order = order[ranks(strata[order]) < counts.sum(axis=1)[strata[order]]]
     owner = np.repeat(np.tile(np.arange(clients), rows), counts.ravel())
     order = order[np.lexsort((order, owner))].astype(np.int64)
     return split_at(order, counts.sum(axis=0))
@@ -271,27 +269,40 @@ def tested(size: int, share: float) -> int:
 
 
 def set_aside(
-    held: Iterable[Integers], strata: NDArray[Any], share: float, rng: np.random.Generator
+    held: Sequence[Integers], strata: NDArray[Any], share: float, rng: np.random.Generator
 ) -> tuple[tuple[Integers, ...], tuple[Integers, ...]]:
     """Each client's samples in two, to train and to test on: of every stratum in both, where the share allows."""
-    train, test = [], []
-    for samples in held:
-        kinds, inverse, sizes = np.unique(strata[samples], return_inverse=True, return_counts=True)
-        spare = sizes - 1  # one of each kind stays, so that nobody is tested on what it never saw
-        wanted = min(tested(len(samples), share), max(int(spare.sum()), 1))
-        floor = (spare > 0).astype(np.int64)
-        floor *= floor.sum() <= wanted
-        away = (
-            apportion_at_least(wanted, spare, floor) if spare.any() else np.eye(1, len(kinds), dtype=int)[0]
-        )
-        shuffled = rng.permutation(len(samples))
-        shuffled = shuffled[np.argsort(inverse[shuffled], kind="stable")]
-        rank = np.arange(len(samples)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        goes = np.zeros(len(samples), dtype=bool)
-        goes[shuffled[rank < np.repeat(away, sizes)]] = True
-        train.append(samples[~goes])
-        test.append(samples[goes])
-    return tuple(train), tuple(test)
+    samples, sizes = np.concatenate(held), np.array([len(each) for each in held], dtype=np.int64)
+    owner = np.repeat(np.arange(len(held)), sizes)
+    order = rng.permutation(len(samples))
+    order = order[np.lexsort((strata[samples[order]], owner[order]))]
+    # A cell is what one client holds of one stratum, its samples in random order.
+    kind = np.stack([owner, strata[samples]])[:, order]
+    cell = np.cumsum((np.diff(kind, axis=1, prepend=kind[:, :1]) != 0).any(axis=0))
+    in_cell, first = np.bincount(cell), np.unique(cell, return_index=True)[1]
+    client = kind[0, first]
+    wanted = np.clip(np.rint(share * sizes).astype(np.int64), 1, sizes - 1)
+    away = _given_away(in_cell, client, wanted)
+    goes = np.zeros(len(samples), dtype=bool)
+    goes[order[ranks(cell) < away[cell]]] = True
+    counts = np.bincount(owner[goes], minlength=len(held))
+    return split_at(samples[~goes], sizes - counts), split_at(samples[goes], counts)
+
+
+def _given_away(in_cell: Integers, client: Integers, wanted: Integers) -> Integers:
+    """How many samples of each cell go, so that `wanted[i]` of client i's do and one of each cell stays."""
+    spare, clients = in_cell - 1, len(wanted)
+    most = np.bincount(client, weights=spare, minlength=clients).astype(np.int64)
+    wanted = np.minimum(wanted, most)
+    away = apportion_groups(wanted, spare, client)
+    floor = (spare > 0).astype(np.int64)
+    floor *= (np.bincount(client, weights=floor, minlength=clients) <= wanted)[client]
+    missing = np.maximum(floor - away, 0)
+    due = np.bincount(client, weights=missing, minlength=clients).astype(np.int64)
+    away += missing - apportion_groups(due, np.maximum(away - floor, 0), client)
+    # Whoever has nothing but single samples is tested on one of them all the same.
+    away[np.unique(client, return_index=True)[1][most == 0]] = 1
+    return away
 
 
 def matching_test_counts(train: Integers, totals: Integers) -> Integers:

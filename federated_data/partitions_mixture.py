@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federated_data.apportion import Integers, apportion
+from federated_data.apportion import Integers, apportion, ranks
 from federated_data.partitions_core import (
     Labels,
     Partition,
@@ -162,9 +162,7 @@ def _evenly(classes: Integers, count: int, rng: np.random.Generator) -> Integers
     """Classes of `count` of these samples: of each class the same number, as far as it lasts; in random order."""
     order = rng.permutation(len(classes))
     order = order[np.argsort(classes[order], kind="stable")]
-    sizes = np.bincount(classes)
-    rank = np.arange(len(classes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    chosen = order[np.lexsort((rng.random(len(classes)), rank))][:count]
+    chosen = order[np.lexsort((rng.random(len(classes)), ranks(classes[order])))][:count]
     return rng.permutation(classes[chosen])
 
 

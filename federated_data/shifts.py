@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federated_data.apportion import Integers
+from federated_data.apportion import Integers, ranks
 from federated_data.datasets import Array, Dataset
 from federated_data.partitions_core import blocks
 from foundation.errors import UserError
@@ -186,7 +186,7 @@ def variants_of_clients(
         )
     order = np.argsort(groups, kind="stable")
     rank = np.empty(clients, dtype=np.int64)
-    rank[order] = np.arange(clients) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    rank[order] = ranks(groups[order])
     variant = rank * variants // sizes[groups]
     pairs = groups * variants + variant
     return variant, pairs, np.stack([groups, pairs])
@@ -196,8 +196,6 @@ def variants_of_samples(strata: Integers, variants: int, rng: np.random.Generato
     """A variant for each sample: at random, and as even as possible within each stratum."""
     order = rng.permutation(len(strata))
     order = order[np.argsort(strata[order], kind="stable")]
-    sizes = np.bincount(strata)
-    rank = np.arange(len(strata)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     variant = np.empty(len(strata), dtype=np.int64)
-    variant[order] = rank % variants
+    variant[order] = ranks(strata[order]) % variants
     return variant

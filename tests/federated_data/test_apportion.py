@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federated_data.apportion import apportion, apportion_at_least, apportion_rows
+from federated_data.apportion import apportion, apportion_at_least, apportion_groups, apportion_rows
 
 checked = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 weights = st.lists(st.integers(0, 1000), min_size=1, max_size=12).filter(any)
@@ -64,3 +64,25 @@ def test_ties_even_out_the_columns() -> None:
 def test_a_total_without_any_weight_is_an_error() -> None:
     with pytest.raises(ValueError, match="cannot split 3"):
         apportion(3, np.zeros(2))
+
+
+@checked
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.lists(st.integers(0, 9), min_size=1, max_size=5)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_many_at_once_are_as_one_after_the_other(problems: list[tuple[int, list[int]]]) -> None:
+    problems = [(total if any(weights) else 0, weights) for total, weights in problems]
+    totals = np.array([total for total, _ in problems])
+    groups = np.repeat(np.arange(len(problems)), [len(weights) for _, weights in problems])
+    together = apportion_groups(totals, np.concatenate([weights for _, weights in problems]), groups)
+    alone = [apportion(total, np.array(weights)) for total, weights in problems]
+    assert together.tolist() == np.concatenate(alone).tolist()
+
+
+def test_nothing_cannot_be_divided_by_nothing() -> None:
+    with pytest.raises(ValueError, match="weights that are all zero"):
+        apportion_groups(np.array([1]), np.array([0, 0]), np.array([0, 0]))

@@ -35,7 +35,7 @@ DIGESTS = {
     "cluster_dirichlet": "e4eeeb88594a188d",
     "n_class": "15784767dd6c2527",
     "cluster_n_class": "6a3ebad1246ee271",
-    "balanced_dirichlet": "ed3f273be759eb00",
+    "balanced_dirichlet": "a8e92c487629608e",
     "femam_cluster": "799901b4d2f2dde1",
     "multilevel": "c2b2aee6b4bdff81",
     "mixture": "467ccf3116e1d7d1",
