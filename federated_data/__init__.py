@@ -4,6 +4,17 @@
 lightning takes seconds and nothing else here needs it.
 """
 
+from federated_data import (  # noqa: F401  (they register their data sets)
+    embedded,
+    image_files,
+    leaf,
+    medical,
+    npz,
+    packed,
+    torchvision_sets,
+    user_module,
+)
+from federated_data.arrays import use_arrays
 from federated_data.datasets import DATASETS, Dataset, DataSource, dataset, load_dataset, normalised
 from federated_data.describe import client_table, count_table, facts
 from federated_data.division import ClientData, Division
@@ -29,4 +40,5 @@ __all__ = [
     "load_dataset",
     "normalised",
     "partition",
+    "use_arrays",
 ]

@@ -125,10 +125,10 @@ class Federation(Division):
         cls, dataset: Dataset, division: Division, shift: Shift | None = None, address: str = ""
     ) -> Federation:
         """The samples of a data set, shifted as the division says, and who holds them."""
-        x = np.concatenate([dataset.x_train, dataset.x_test])
-        y = np.concatenate([dataset.y_train, dataset.y_test])
+        x, y = dataset.joined()
         # Each sample is in one place at most, so its shift can be done once, in place.
         if shift is not None and division.variants is not None:
+            x = x if x.flags.writeable else np.array(x)  # memory-mapped: what is changed must be in memory
             shift.apply(x, y, division.variants)
         # As they will be in the object store: whoever writes to them is told so here already.
         x.flags.writeable = y.flags.writeable = False

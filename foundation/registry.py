@@ -51,6 +51,10 @@ class Registry(Mapping[str, Entry[T]]):
 
         return add
 
+    def remove(self, name: str) -> None:
+        """Forget `name`, if it is there."""
+        self._entries.pop(name, None)
+
     def find(self, name: str) -> T:
         """The thing registered as `name`, or a `UserError` that says what there is."""
         if name not in self._entries:

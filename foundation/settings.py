@@ -37,6 +37,22 @@ class DataSettings:
     name: str = setting("digits", "data set (see `list`)")
     root: str = setting("~/.cache/archipelago", "folder with the data sets")
     download: bool = setting(False, "fetch the data set into `data.root` if it is missing")
+    mean: list[float] = setting(
+        [], "normalise by this mean per channel, or one for all (default: the data set's)"
+    )
+    std: list[float] = setting([], "normalise by this deviation per channel, or one for all (default: the data set's)",
+                               above=0)  # fmt: skip
+    mapped: str = setting("auto", "sets that are decoded once into a file: read it by memory map (yes), into memory "
+                          "(no), or by its size (auto: mapped above 1 GB)", choices=("auto", "yes", "no"))  # fmt: skip
+    cache: str | None = setting(None, "folder of these files (default: `mapped` in `data.root`)")
+    attribute: str | None = setting(None, "celeba: attribute to predict (default Smiling); chestmnist: finding "
+                                    "(default: any)")  # fmt: skip
+    image_size: int | None = setting(None, "celeba (default 84), image_folder (default: the first image's): side in "
+                                     "pixels that images are resized to", at_least=1)  # fmt: skip
+    grey: bool = setting(False, "image_folder: read images as grey levels instead of colours")
+    target: str | None = setting(
+        None, "datamodule: import path of your LightningDataModule, as package.module.Class"
+    )
     rotations: int = setting(1, "rotate images by 0/90/180/270 degrees in this many groups of clients",
                              at_least=1, at_most=4)  # fmt: skip
     label_swaps: int = setting(
@@ -109,6 +125,11 @@ class ModelSettings:
     name: str = setting("auto", "network (see `list`); auto picks the paper's network for the data set")
     target: str | None = setting(None, "import path of your own LightningModule, as package.module.Class")
     hidden: list[int] = setting([64], "mlp: widths of the hidden layers", at_least=1)
+    norm: str = setting("batch", "resnet18, mobilenet_v2: BatchNorm or GroupNorm", choices=("batch", "group"))
+    head: list[str] = setting(
+        [], "submodules that are the head, the last one the classifier (default: what the module says, else its "
+        "fully-connected layers at the end)"
+    )  # fmt: skip
 
 
 @dataclass

@@ -48,6 +48,8 @@ Usage
                                                                    against=METHOD, metrics=NAME,NAME,
                                                                    figures=no
   python -m platform.launch choose-clusters [setting=value ...]    try several numbers of clusters
+  python -m platform.launch data list [data.root=FOLDER]           which data sets are here
+  python -m platform.launch data fetch NAME [data.root=FOLDER]     download one
   python -m platform.launch doctor                                 what this machine or cluster has
 
 Examples
@@ -88,7 +90,7 @@ class Request:
     file: Path | None = None
     overrides: list[str] = field(default_factory=list)
     argument: str | None = None
-    words: list[str] = field(default_factory=list)  # of report: directories and its own options
+    words: list[str] = field(default_factory=list)  # of report: directories, options; of data fetch: names
     typed: list[str] = field(default_factory=list)  # the command line as it was given
 
 
@@ -96,6 +98,8 @@ def parse(arguments: Sequence[str]) -> Request:
     """Read the command line; a word that means nothing is answered with a sentence."""
     if any(word in ("--help", "-h", "help") for word in arguments):
         return Request("help")
+    if arguments and arguments[0] == "data":
+        return _parse_data(arguments[1:])
     if arguments and arguments[0] in ("list", "resume", "doctor"):
         return _parse_command(arguments[0], arguments[1:])
     if arguments and arguments[0] == "report":
@@ -143,6 +147,24 @@ def _parse_command(command: str, rest: Sequence[str]) -> Request:
     if command == "list" and rest and rest[0] not in KINDS:
         raise UserError(f"Unknown kind '{rest[0]}' to list. {nearest(rest[0], KINDS)}")
     return Request(command, argument=rest[0] if rest else None)
+
+
+def _parse_data(rest: Sequence[str]) -> Request:
+    """`data list` and `data fetch NAME ...`, with settings of the section `data`."""
+    overrides = [word for word in rest if "=" in word]
+    words = [word for word in rest if "=" not in word]
+    action = words[0] if words else ""
+    if action not in ("list", "fetch"):
+        raise UserError(f"Expected `{DOOR} data list` or `{DOOR} data fetch NAME`, got 'data {action}'.")
+    if (action == "fetch") != (len(words) > 1):
+        given = f"'{words[1]}' too: leave it out" if action == "list" else "no name: `data list` shows them"
+        raise UserError(
+            f"Expected `{DOOR} data {action}{' NAME' if action == 'fetch' else ''}`, got {given}."
+        )
+    foreign = next((word for word in overrides if not word.startswith("data.")), None)
+    if foreign is not None:
+        raise UserError(f"Expected settings of `data` only, as in data.root=FOLDER, got '{foreign}'.")
+    return Request("data", argument=action, overrides=overrides, words=words[1:])
 
 
 def _unknown_option(word: str) -> UserError:
@@ -323,6 +345,19 @@ def _listing(kind: str) -> Iterable[tuple[str, list[tuple[str, ...]]]]:
         yield "Settings (setting=value), with their defaults", rows
 
 
+def data(request: Request) -> None:
+    """List the data sets with where they are, or fetch some."""
+    from experiments.config import load_config
+    from federated_data.catalogue import fetch_dataset, listing
+
+    settings = load_config(None, request.overrides).data
+    if request.argument == "list":
+        _print_table(f"Data sets (data.root={settings.root})", [*listing(settings)])
+        return
+    for name in request.words:
+        print(fetch_dataset(name, settings))
+
+
 def _allowed(leaf: Leaf) -> str:
     return " | ".join(leaf.metadata["choices"]) if "choices" in leaf.metadata else leaf.range
 
@@ -405,15 +440,15 @@ def _packages() -> list[tuple[str, ...]]:
 
 
 def _data_sets() -> list[tuple[str, ...]]:
-    from federated_data import DATASETS
+    """Those that are here, then the names of the others."""
+    from federated_data.catalogue import listing
     from foundation.settings import DataSettings
 
     settings = DataSettings()
-    rows: list[tuple[str, ...]] = []
-    for name, entry in DATASETS.items():
-        where = entry.value.present(settings)
-        rows.append((name, where if where else f"not here (data.root={settings.root})"))
-    return rows
+    rows = listing(settings, sizes=False)
+    here: list[tuple[str, ...]] = [(name, where) for name, state, _, where in rows if state == "present"]
+    absent = [name for name, state, *_ in rows if state == "missing"]
+    return [*here, ("not here", f"{', '.join(absent)} (data.root={settings.root}; `data list` says more)")]
 
 
 class _RayProbe:
@@ -552,6 +587,7 @@ COMMANDS: dict[str, Callable[[Request], None]] = {
     "choose-clusters": choose,
     "report": report,
     "list": show_list,
+    "data": data,
     "doctor": doctor,
     "help": lambda request: print(HELP, end=""),
 }

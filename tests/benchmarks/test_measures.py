@@ -151,7 +151,7 @@ def test_every_benchmark_runs_in_miniature(tmp_path):
     command = [sys.executable, "-m", "benchmarks", "--miniature", "--json", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = json.loads(path.read_text())
-    assert set(found) == {"workload_w", "memory", "start", "scale"}
+    assert set(found) == {"workload_w", "memory", "start", "scale", "mapped"}
     for each in found.values():
         assert {"benchmark", "machine", "result"} == set(each)
         assert isinstance(each["result"]["kept"], bool)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from federated_data import DATASETS, Dataset, load_dataset, normalised
-from federated_data.datasets import planted_weights
+from federated_data.embedded import planted_weights
 from foundation.errors import UserError
 from foundation.settings import DataSettings
 

@@ -1,0 +1,152 @@
+"""Files of data sets: what to say where they are missing or damaged, and how they are fetched whole.
+
+A fetch works in a folder of its own inside `data.root` and moves what it got into place at the end: whatever
+goes wrong, nothing half-downloaded stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import psutil
+
+from foundation.errors import UserError
+from foundation.settings import DataSettings
+
+# What downloading and unpacking may raise: no network, a broken connection, a broken archive, a wrong checksum.
+_FAILURES = (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile, tarfile.TarError)
+_TEMPORARY = ".fetching-"
+
+
+def root_of(settings: DataSettings) -> Path:
+    """`data.root` as a path."""
+    return Path(settings.root).expanduser()
+
+
+def md5_of(path: Path) -> str:
+    """The MD5 of a file's content, as publishers of data sets give it."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def missing(name: str, looked: Iterable[Path], how: str, instead: str = "digits") -> UserError:
+    """The sentence for a data set that is not here: where it was looked for, how to get it, what would serve."""
+    places = " or ".join(dict.fromkeys(str(place) for place in looked))
+    return UserError(
+        f"Data set '{name}' is not here: expected it in {places}. {how} Meanwhile data={instead} needs no files."
+    )
+
+
+def fetch_hint(name: str, settings: DataSettings, address: str) -> str:
+    """How to get a data set that can be downloaded."""
+    root = "" if settings.root == DataSettings().root else f" data.root={settings.root}"
+    return (
+        f"Get it with `python -m platform.launch data fetch {name}{root}` or data.download=true (it comes from "
+        f"{address}), or set data.root to the folder that has it."
+    )
+
+
+def damaged(name: str, path: Path, why: str) -> UserError:
+    """The sentence for a file that is truncated or corrupt."""
+    return UserError(
+        f"Data set '{name}': {path} is damaged ({why}): delete it and get it again, as in "
+        f"`python -m platform.launch data fetch {name}`."
+    )
+
+
+def check_md5(name: str, published: Iterable[tuple[Path, str]]) -> None:
+    """Compare files with the MD5s that their publisher gives."""
+    for path, expected in published:
+        found = md5_of(path)
+        if found != expected:
+            raise damaged(name, path, f"its MD5 is {found}, expected {expected}, {path.stat().st_size} bytes")
+
+
+def size_of(paths: Iterable[Path]) -> int:
+    """Bytes in files and in folders with all they hold."""
+    total = 0
+    for path in paths:
+        if path.is_dir():
+            total += sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+        elif path.exists():
+            total += path.stat().st_size
+    return total
+
+
+def fetch(
+    name: str,
+    settings: DataSettings,
+    address: str,
+    made: Sequence[str],
+    download: Callable[[Path], None],
+    archives: Iterable[tuple[str, str]] = (),
+) -> Path:
+    """Let `download` fill an empty folder, then move what it `made` into `data.root`; returns `data.root`.
+
+    `archives` are the downloaded files and their published MD5s, to say which one was wrong.
+    """
+    root = root_of(settings)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(root)
+        work = root / f"{_TEMPORARY}{name}-{socket.gethostname()}-{os.getpid()}"
+        work.mkdir()
+    except OSError as error:
+        raise UserError(
+            f"Data set '{name}' cannot be fetched into data.root={settings.root} ({error.strerror}): set data.root "
+            "to a folder one can write to."
+        ) from error
+    try:
+        download(work)
+        for each in made:
+            _replace(work / each, root / each, work)
+    except _FAILURES as error:
+        raise UserError(
+            f"Data set '{name}' could not be fetched from {address} ({_reason(error, work, archives)}): nothing "
+            "was kept; try again, or bring the files there yourself. Meanwhile data=digits needs no files."
+        ) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return root
+
+
+def _replace(new: Path, place: Path, work: Path) -> None:
+    """Move a file or folder into place; what was there before goes with the working folder."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.exists():
+        place.rename(work / f"{place.name}.before")
+    new.rename(place)
+
+
+def _reason(error: BaseException, work: Path, archives: Iterable[tuple[str, str]]) -> str:
+    """Why a download failed: the file with the wrong checksum if there is one, else what was raised."""
+    for file, expected in archives:
+        for path in work.rglob(file):
+            found = md5_of(path)
+            if found != expected:
+                return f"{file} has MD5 {found} after {path.stat().st_size} bytes, expected {expected}"
+    while isinstance(error.__context__, _FAILURES):  # medmnist hides the reason behind advice
+        error = error.__context__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Remove what fetches on this machine left behind that were killed."""
+    for path in root.glob(f"{_TEMPORARY}*"):
+        host, _, process = path.name.rpartition("-")
+        if (
+            host.endswith(f"-{socket.gethostname()}")
+            and process.isdigit()
+            and not psutil.pid_exists(int(process))
+        ):
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,297 @@
+"""Data sets of one file per image: CelebA, Tiny ImageNet, and a user's own image folder.
+
+All of them are decoded once into a memory-mapped copy (`mapped.py`).
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from federated_data.apportion import Integers
+from federated_data.datasets import Array, Dataset, dataset, hold_out
+from federated_data.files import check_md5, damaged, fetch, fetch_hint, md5_of, missing, root_of
+from federated_data.mapped import Recipe, in_chunks, stored
+from foundation.errors import UserError
+from foundation.randomness import generator
+from foundation.registry import nearest
+from foundation.settings import DataSettings
+
+
+def read_image(name: str, path: Path, side: int, mode: str = "RGB") -> Array:
+    """One image as uint8 (channels, side, side), resized (bicubic) where it has another size."""
+    try:
+        with Image.open(path) as image:
+            pixels = image.convert(mode)
+            if pixels.size != (side, side):
+                pixels = pixels.resize((side, side), Image.Resampling.BICUBIC)
+            values = np.asarray(pixels)
+    except (OSError, UnidentifiedImageError, SyntaxError) as error:
+        why = f"{' '.join(str(error).split())}, {path.stat().st_size} bytes, MD5 {md5_of(path)}"
+        raise damaged(name, path, why) from error
+    return values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
+
+
+def _reader(name: str, paths: list[Path], side: int, mode: str = "RGB") -> Callable[[int], Array]:
+    return lambda i: read_image(name, paths[i], side, mode)
+
+
+def _recipe(
+    paths: list[Path],
+    y: Integers,
+    cut: int,
+    read: Callable[[int], Array],
+    shape: tuple[int, ...],
+    owners: Integers | None = None,
+) -> Recipe:
+    order = np.arange(len(paths), dtype=np.int64)
+    return Recipe((len(paths), *shape), lambda: in_chunks(read, order), y, cut, owners)
+
+
+# CelebA ---------------------------------------------------------------------------------------------------
+
+_CELEBA_SIDE = 84
+_CELEBA_HOME = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
+_CELEBA_TEXTS = (
+    "list_attr_celeba.txt",
+    "identity_CelebA.txt",
+    "list_bbox_celeba.txt",
+    "list_landmarks_align_celeba.txt",
+    "list_eval_partition.txt",
+)
+
+
+def _celeba() -> Any:
+    import foundation.torchvision_operators  # noqa: F401  (before torchvision)
+
+    # isort: split
+    from torchvision.datasets import CelebA
+
+    return CelebA
+
+
+def _celeba_files(settings: DataSettings) -> list[Path]:
+    folder = root_of(settings) / "celeba"
+    found = [*(folder / name for name in _CELEBA_TEXTS), folder / "img_align_celeba"]
+    return found if all(path.exists() for path in found) else []
+
+
+def _celeba_fetch(settings: DataSettings) -> Path:
+    source = _celeba()
+
+    def download(folder: Path) -> None:
+        source(folder, download=True)
+        (folder / "celeba" / "img_align_celeba.zip").unlink(missing_ok=True)
+
+    archives = [(file, md5) for _, md5, file in source.file_list]
+    return fetch(
+        "celeba", settings, f"Google Drive, as named on {_CELEBA_HOME}", ["celeba"], download, archives
+    )
+
+
+@dataset(
+    "celeba",
+    "CelebA: 202,599 colour photographs of 10,177 persons at 84x84: smiling or not (data.attribute)",
+    present=lambda settings: str(root_of(settings) / "celeba") if _celeba_files(settings) else None,
+    files=_celeba_files,
+    fetch=_celeba_fetch,
+)
+def celeba(settings: DataSettings, seed: int) -> Dataset:
+    """Owners are the persons; `data.test_fraction` of each person's photographs is held out (FeSEM, LEAF).
+
+    The official split puts whole persons aside, so it cannot give every client a test part.
+    """
+    files = _celeba_files(settings)
+    source = _celeba()
+    if not files:
+        how = fetch_hint("celeba", settings, f"{_CELEBA_HOME} (torchvision needs the package gdown for it)")
+        raise missing("celeba", [root_of(settings) / "celeba"], how)
+    texts = [(files[0].parent / file, md5) for _, md5, file in source.file_list if file.endswith(".txt")]
+    check_md5("celeba", texts)
+    side = settings.image_size or _CELEBA_SIDE
+    attribute = settings.attribute or "Smiling"
+
+    def recipe() -> Recipe:
+        faces = source(root_of(settings), split="all", target_type=["attr", "identity"])
+        names = [name for name in faces.attr_names if name]
+        if attribute not in names:
+            raise UserError(f"Unknown data.attribute '{attribute}' of celeba. {nearest(attribute, names)}")
+        y = faces.attr[:, names.index(attribute)].numpy().astype(np.int64)
+        people = np.unique(faces.identity[:, 0].numpy(), return_inverse=True)[1].astype(np.int64)
+        train, test = hold_out(people, settings.test_fraction, generator(0, "split of celeba"))
+        order = np.concatenate([train, test])
+        paths = [files[-1] / faces.filename[i] for i in order]
+        for path in paths:
+            if not path.is_file():
+                raise damaged("celeba", path, "it is not there")
+        read = _reader("celeba", paths, side)
+        return _recipe(paths, y[order], len(train), read, (3, side, side), people[order])
+
+    options = [side, attribute, settings.test_fraction, [md5 for _, md5 in texts]]
+    made = stored(settings, "celeba", [*files[:-1], *_listed(files[-1])], options, recipe)
+    return Dataset(name="celeba", classes=2, mean=(0.5,), std=(0.5,), **made.parts())
+
+
+def _listed(folder: Path) -> Iterable[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix)
+
+
+# Tiny ImageNet --------------------------------------------------------------------------------------------
+
+TINY_ADDRESS = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+TINY_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+_TINY_SIDE = 64
+
+
+def _tiny_files(settings: DataSettings) -> list[Path]:
+    folder = root_of(settings) / "tiny-imagenet-200"
+    found = [folder / "wnids.txt", folder / "val" / "val_annotations.txt", folder / "train", folder / "val"]
+    return found if all(path.exists() for path in found) else []
+
+
+def _tiny_fetch(settings: DataSettings) -> Path:
+    def download(folder: Path) -> None:
+        import foundation.torchvision_operators  # noqa: F401  (before torchvision)
+
+        # isort: split
+        from torchvision.datasets.utils import download_url
+
+        archive = folder / Path(TINY_ADDRESS).name
+        download_url(TINY_ADDRESS, folder, md5=TINY_MD5)
+        with zipfile.ZipFile(archive) as packed:
+            packed.extractall(folder)
+
+    archives = [(Path(TINY_ADDRESS).name, TINY_MD5)]
+    return fetch("tiny_imagenet", settings, TINY_ADDRESS, ["tiny-imagenet-200"], download, archives)
+
+
+@dataset(
+    "tiny_imagenet",
+    "Tiny ImageNet: 110,000 colour images 64x64, 200 classes",
+    present=lambda settings: next((str(path.parent) for path in _tiny_files(settings)), None),
+    files=lambda settings: _tiny_files(settings)[:1] + _tiny_files(settings)[2:],
+    fetch=_tiny_fetch,
+)
+def tiny_imagenet(settings: DataSettings, seed: int) -> Dataset:
+    """Train = the training part, test = the validation part (the official test part has no labels)."""
+    files = _tiny_files(settings)
+    if not files:
+        how = fetch_hint("tiny_imagenet", settings, TINY_ADDRESS)
+        raise missing("tiny_imagenet", [root_of(settings) / "tiny-imagenet-200"], how)
+    wnids, annotations, train_folder, val_folder = files
+    number = {wnid: label for label, wnid in enumerate(wnids.read_text().split())}
+    train = [(path, path.parents[1].name) for path in sorted(train_folder.glob("*/images/*.JPEG"))]
+    rows = [line.split("\t") for line in annotations.read_text().splitlines() if line.strip()]
+    try:
+        val = [(val_folder / "images" / row[0], row[1]) for row in rows]
+        y = np.array([number[wnid] for _, wnid in [*train, *val]], dtype=np.int64)
+        paths = [path for path, _ in [*train, *val]]
+        absent = next((path for path in paths if not path.is_file()), None)
+        if absent or not train or not val:
+            raise ValueError(f"{absent or 'a part'} is not there")
+    except (KeyError, IndexError, ValueError) as error:
+        why = f"it does not fit wnids.txt or the images: {error}, MD5 {md5_of(annotations)}"
+        raise damaged("tiny_imagenet", annotations, why) from error
+    read = _reader("tiny_imagenet", paths, _TINY_SIDE)
+    shape = (3, _TINY_SIDE, _TINY_SIDE)
+    made = stored(
+        settings,
+        "tiny_imagenet",
+        [wnids, annotations, *paths],
+        [],
+        lambda: _recipe(paths, y, len(train), read, shape),
+    )
+    mean, std = (0.4802, 0.4481, 0.3975), (0.2302, 0.2265, 0.2262)  # FeMAM's
+    return Dataset(name="tiny_imagenet", classes=len(number), mean=mean, std=std, **made.parts())
+
+
+# A user's own folder --------------------------------------------------------------------------------------
+
+_FOLDER_WANTED = (
+    "Expected data.root to be a folder with train/CLASS/*.png and test/CLASS/*.png, or with CLASS/*.png (any "
+    "image format)"
+)
+
+
+def _folder_present(settings: DataSettings) -> str | None:
+    root = root_of(settings)
+    default = Path(DataSettings().root).expanduser()
+    found = root != default and root.is_dir() and any(path.is_dir() for path in root.iterdir())
+    return str(root) if found else None
+
+
+@dataset(
+    "image_folder",
+    "your own folder of images, one folder per class (data.root), in train/ and test/ or held out",
+    present=_folder_present,
+    files=lambda settings: [root_of(settings)] if _folder_present(settings) else [],
+)
+def image_folder(settings: DataSettings, seed: int) -> Dataset:
+    """As torchvision's ImageFolder finds them; without train/ and test/, `data.test_fraction` is held out."""
+    root = root_of(settings)
+    if not root.is_dir():
+        raise UserError(f"{_FOLDER_WANTED}, but {settings.root} is no folder; data=digits needs no files.")
+    split = [root / "train", root / "test"]
+    found = [_samples(part) for part in split] if all(part.is_dir() for part in split) else [_samples(root)]
+    if len(found) == 2 and found[0][1] != found[1][1]:
+        raise UserError(
+            f"{_FOLDER_WANTED}, and the same classes in both, but {root} has {', '.join(found[0][1])} to train on "
+            f"and {', '.join(found[1][1])} to test on."
+        )
+    paths, y = (
+        [path for part, _ in found for path, _ in part],
+        [label for part, _ in found for _, label in part],
+    )
+    labels, cut = np.array(y, dtype=np.int64), len(found[0][0])
+    if len(found) == 1:
+        if np.bincount(labels).min() < 2:
+            raise UserError(f"{_FOLDER_WANTED} of two images at least, but a class of {root} has one.")
+        train, test = hold_out(labels, settings.test_fraction, generator(0, "split of image_folder"))
+        order, cut = np.concatenate([train, test]), len(train)
+        paths, labels = [paths[i] for i in order], labels[order]
+    mode, channels = ("L", 1) if settings.grey else ("RGB", 3)
+    side = settings.image_size or _side_of(paths[0])
+    read = _reader("image_folder", paths, side, mode)
+    made = stored(
+        settings,
+        "image_folder",
+        paths,
+        [str(root.resolve()), mode, side, settings.test_fraction, found[0][1]],
+        lambda: _recipe(paths, labels, cut, read, (channels, side, side)),
+    )
+    return Dataset(name=root.name, classes=len(found[0][1]), mean=(0.5,), std=(0.5,), **made.parts())
+
+
+def _samples(folder: Path) -> tuple[list[tuple[Path, int]], list[str]]:
+    """(image, label) pairs and the names of the classes."""
+    import foundation.torchvision_operators  # noqa: F401  (before torchvision)
+
+    # isort: split
+    from torchvision.datasets import ImageFolder
+
+    try:
+        found = ImageFolder(str(folder))
+    except (FileNotFoundError, OSError) as error:
+        why = " ".join(str(error).split()).rstrip(".")
+        raise UserError(f"{_FOLDER_WANTED}, but {folder} is not one ({why}).") from error
+    return [(Path(path), label) for path, label in found.samples], list(found.classes)
+
+
+def _side_of(path: Path) -> int:
+    """The side of a square image; where it is not square, nobody said what to do."""
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+    except (OSError, UnidentifiedImageError) as error:
+        raise damaged("image_folder", path, f"{error}, MD5 {md5_of(path)}") from error
+    if width != height:
+        raise UserError(
+            f"Expected square images, but {path} has {width}x{height} pixels: set data.image_size to the side that "
+            "all are resized to."
+        )
+    return width
