@@ -708,6 +708,10 @@ def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], clas
             "numbers is 1 or -1 and teaches nothing; use con.form=para."
         )
     if config.model.target is not None:
+        if config.model.head:  # a wrong name in it can only be seen in the module itself
+            from lightning_modules.base import build_module
+
+            build_module(config.model, config.local, input_shape, classes, config.seed)
         return  # a module of the user's own may do with the samples what it likes
     import torch
 
@@ -715,4 +719,8 @@ def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], clas
 
     name = default_network(input_shape, classes) if config.model.name == "auto" else config.model.name
     with torch.device("meta"):  # shapes alone: no memory, no random draw
-        NETWORKS.find(name)(input_shape, 1 if classes is None else classes, config.model)
+        network = NETWORKS.find(name)(input_shape, 1 if classes is None else classes, config.model)
+    if config.model.head:
+        from lightning_modules.base import checked_head
+
+        checked_head(network, config.model.head)

@@ -9,7 +9,6 @@ cross-entropy or squared error), and is refused by the others with a sentence.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,9 @@ from torch import Tensor, nn
 
 from foundation.errors import UserError
 from foundation.randomness import seeded_torch
+from foundation.registry import nearest
 from foundation.settings import LocalSettings, ModelSettings
+from foundation.targets import load_class
 from lightning_modules.networks import NETWORKS, default_network
 
 
@@ -85,17 +86,7 @@ def follows_contract(module: nn.Module) -> bool:
 
 def load_target(target: str) -> type[lightning.LightningModule]:
     """The class behind `model.target=package.module.Class`."""
-    path, _, name = target.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(path), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"Expected model.target to name an importable LightningModule, got '{target}' ({error}): "
-            "write it as package.module.Class, with the package in the working directory or installed."
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, lightning.LightningModule)):
-        raise UserError(f"Expected model.target to name a LightningModule, got '{target}' which is not one.")
-    return found
+    return load_class("model.target", target, lightning.LightningModule)
 
 
 def build_module(
@@ -104,10 +95,30 @@ def build_module(
     """The module an experiment asks for, initialised from `seed` and from nothing else."""
     with seeded_torch(seed):
         if model.target is not None:
-            return _build_target(model.target, local=local, input_shape=input_shape, classes=classes)
-        name = default_network(input_shape, classes) if model.name == "auto" else model.name
-        network = NETWORKS.find(name)(input_shape, 1 if classes is None else classes, model)
-        return FederatedModule(network, classes=classes, local=local)
+            module = _build_target(model.target, local=local, input_shape=input_shape, classes=classes)
+        else:
+            name = default_network(input_shape, classes) if model.name == "auto" else model.name
+            network = NETWORKS.find(name)(input_shape, 1 if classes is None else classes, model)
+            module = FederatedModule(network, classes=classes, local=local)
+    if model.head:
+        module.chosen_head = checked_head(module, model.head)  # type: ignore[assignment]  # read by FlatModel
+    return module
+
+
+def checked_head(module: nn.Module, names: list[str]) -> tuple[str, ...]:
+    """Full names of the submodules in `model.head`; those of a registered network need no prefix."""
+    known = dict(module.named_modules())
+    full = tuple(f"network.{name}" if f"network.{name}" in known else name for name in names)
+    for name, given in zip(full, names, strict=True):
+        if name not in known or not name:
+            there = [each.removeprefix("network.") for each in known if each]
+            raise UserError(f"Unknown submodule '{given}' in model.head. {nearest(given, there)}")
+    if not isinstance(getattr(known[full[-1]], "weight", None), Tensor):
+        raise UserError(
+            f"Expected the last of model.head to be the classifier, a layer with a weight, got '{names[-1]}': name "
+            "that layer last."
+        )
+    return full
 
 
 def _build_target(target: str, **context: Any) -> lightning.LightningModule:

@@ -10,7 +10,6 @@ local training), because batched kernels add up in another order.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from foundation.errors import UserError
 from foundation.randomness import seeded_torch
+from foundation.targets import load_class
 from lightning_modules.base import follows_contract
 from lightning_modules.flat import FlatModel, OptimizerState, tensor_of
 from lightning_modules.samples import Samples
@@ -217,7 +217,8 @@ class TrainerExecutor:
         module, optimizer = self.model.module, self.model.optimizer
         losses = _CollectLosses()
         options = dict(self.options)
-        callbacks = [_load_callback(path) for path in options.pop("callbacks", [])]
+        paths = options.pop("callbacks", [])
+        callbacks = [load_class("local.trainer.callbacks", path, lightning.Callback)() for path in paths]
         own = module.configure_optimizers
         module.configure_optimizers = lambda: optimizer  # type: ignore[assignment,method-assign]
         try:
@@ -278,21 +279,6 @@ class _BatchList(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         return self.samples.batch(self.batches[step])
-
-
-def _load_callback(path: str) -> lightning.Callback:
-    module, _, name = path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"Expected an import path in local.trainer.callbacks, got '{path}' ({error})."
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, lightning.Callback)):
-        raise UserError(
-            f"Expected lightning callbacks in local.trainer.callbacks, got '{path}' which is none."
-        )
-    return found()
 
 
 class VmapExecutor:

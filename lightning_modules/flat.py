@@ -150,12 +150,27 @@ class FlatModel:
 
 
 def _head_of(module: nn.Module) -> tuple[tuple[str, ...], str]:
-    """(head submodules, last layer): what the module says, else its last linear layer."""
-    linear = [name for name, sub in module.named_modules() if isinstance(sub, nn.Linear)]
-    last = linear[-1] if linear else ""
-    head = module.head_modules() if hasattr(module, "head_modules") else ((last,) if last else ())
-    classifier = module.classifier_module() if hasattr(module, "classifier_module") else last
-    return tuple(head), classifier
+    """(head submodules, last layer): what `model.head` or the module says, else derived from its layers."""
+    chosen: tuple[str, ...] = getattr(module, "chosen_head", ())
+    derived = chosen or derived_head(module)
+    head = module.head_modules() if not chosen and hasattr(module, "head_modules") else derived
+    last = derived[-1] if derived else ""
+    own_word = not chosen and hasattr(module, "classifier_module")
+    return tuple(head), module.classifier_module() if own_word else last  # type: ignore[operator]
+
+
+def derived_head(module: nn.Module) -> tuple[str, ...]:
+    """The fully-connected layers at the end: those after the last layer of another kind with parameters.
+
+    >>> derived_head(nn.Sequential(nn.Linear(9, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4), nn.Linear(4, 2)))
+    ('3', '4')
+    """
+    head: list[str] = []
+    for name, layer in module.named_modules():
+        if not any(True for _ in layer.parameters(recurse=False)):
+            continue
+        head = [*head, name] if isinstance(layer, nn.Linear) else []
+    return tuple(head)
 
 
 def _only_optimizer(module: nn.Module) -> torch.optim.Optimizer:

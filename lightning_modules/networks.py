@@ -10,92 +10,23 @@ Weights are drawn by PyTorch's own initialisers from its global generator: build
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foundation.errors import UserError
-from foundation.registry import Registry
 from foundation.settings import ModelSettings
+from lightning_modules import networks_residual  # noqa: F401  (registers its networks)
+from lightning_modules.networks_base import (
+    NETWORKS,
+    Network,
+    check_images,
+    check_samples,
+    default_network,
+)
 
-
-class Network(nn.Module):
-    """A backbone and a head: `forward` is the classifier applied to `features`."""
-
-    head: tuple[str, ...]
-
-    @property
-    def classifier(self) -> str:
-        """The name of the last fully-connected layer."""
-        return self.head[-1]
-
-    def features(self, x: Tensor) -> Tensor:
-        """What the classifier sees, of shape (N, its width)."""
-        raise NotImplementedError
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (or predicted values) of shape (N, outputs)."""
-        logits: Tensor = getattr(self, self.classifier)(self.features(x))
-        return logits
-
-
-NetworkBuilder = Callable[[tuple[int, ...], int, ModelSettings], Network]
-NETWORKS: Registry[NetworkBuilder] = Registry("model")
-
-
-# -- Which network, and is it one for these samples? ----------------------------------------------------
-
-
-def default_network(input_shape: tuple[int, ...], classes: int | None) -> str:
-    """What `model=auto` means for samples of this shape; for a regression `classes` is None, 0 or 1.
-
-    Small images get `cnn_digits` rather than `mlp` because it is measurably better where both are cheap:
-    IFCA with 4 models on digits in 4 rotations (20 clients, 20 rounds, defaults, 14 seeds) ends at 95.5%
-    against 94.1% and finds the planted groups in 11 runs against 8, for 1.6 ms a step against 0.7 ms.
-    """
-    if len(input_shape) == 1 and (classes is None or classes <= 1):
-        return "linear_regression"
-    if len(input_shape) != 3:
-        return "mlp"
-    channels, side = input_shape[0], min(input_shape[1:])
-    if tuple(input_shape) == (3, 84, 84):
-        return "cnn_celeba"
-    if side >= 64:
-        return "resnet_slim"
-    if side >= 16:
-        return "cnn_fashion" if channels == 1 else "cnn_cifar"
-    return "cnn_digits" if side >= 2 else "mlp"
-
-
-def _written(shape: tuple[int, ...]) -> str:
-    return "x".join(str(size) for size in shape) if shape else "() (a single number)"
-
-
-def _check_samples(name: str, input_shape: tuple[int, ...], outputs: int) -> None:
-    if not input_shape or min(input_shape) < 1:
-        raise UserError(
-            f"Model '{name}' expects samples with at least one feature, but the data has samples of shape "
-            f"{_written(input_shape)}; no network can use these: check the data set."
-        )
-    if outputs < 1:
-        raise UserError(
-            f"Model '{name}' expects at least one output, but the data asks for {outputs}: "
-            "check the number of classes of the data set."
-        )
-
-
-def _check_images(name: str, input_shape: tuple[int, ...], outputs: int, *, smallest: int) -> None:
-    """Refuse samples that are not images of at least `smallest` pixels a side."""
-    _check_samples(name, input_shape, outputs)
-    if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
-        raise UserError(
-            f"Model '{name}' expects images (channels x height x width) of at least {smallest}x{smallest} "
-            f"pixels, but the data has samples of shape {_written(input_shape)}: "
-            f"use model={default_network(input_shape, outputs)} instead."
-        )
-
+__all__ = ["NETWORKS", "Network", "default_network"]
 
 # -- Networks without convolutions: any shape of sample, flattened ----------------------------------------
 
@@ -132,14 +63,14 @@ class MLP(Network):
 
 @NETWORKS.register("linear", "one linear layer with bias: softmax regression")
 def linear(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
-    _check_samples("linear", input_shape, outputs)
+    check_samples("linear", input_shape, outputs)
     return Linear(input_shape, outputs)
 
 
 @NETWORKS.register("linear_regression", "a linear map to one number, without bias (FedSoft, synthetic data)")
 def linear_regression(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
     """Predictions have shape (N, 1), like every other network's with one output."""
-    _check_samples("linear_regression", input_shape, outputs)
+    check_samples("linear_regression", input_shape, outputs)
     if outputs != 1:
         raise UserError(
             f"Model 'linear_regression' expects data with one number to predict, but the data has {outputs} "
@@ -150,7 +81,7 @@ def linear_regression(input_shape: tuple[int, ...], outputs: int, settings: Mode
 
 @NETWORKS.register("mlp", "fully-connected ReLU network with hidden layers of the widths in model.hidden")
 def mlp(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
-    _check_samples("mlp", input_shape, outputs)
+    check_samples("mlp", input_shape, outputs)
     hidden = tuple(settings.hidden)
     if any(width < 1 for width in hidden):
         raise UserError(
@@ -182,7 +113,7 @@ class CnnDigits(Network):
 
 @NETWORKS.register("cnn_digits", "small CNN for small images: 3x3 conv 16, pool, fc 64")
 def cnn_digits(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
-    _check_images("cnn_digits", input_shape, outputs, smallest=2)
+    check_images("cnn_digits", input_shape, outputs, smallest=2)
     return CnnDigits(input_shape, outputs)
 
 
@@ -216,7 +147,7 @@ def _after_two_5x5(side: int) -> int:
 
 @NETWORKS.register("cnn_cifar", "LeNet-like CNN of CAM and the thesis for CIFAR-10 and PathMNIST")
 def cnn_cifar(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
-    _check_images("cnn_cifar", input_shape, outputs, smallest=16)
+    check_images("cnn_cifar", input_shape, outputs, smallest=16)
     return CnnCifar(input_shape, outputs)
 
 
@@ -246,7 +177,7 @@ class CnnFashion(Network):
 
 @NETWORKS.register("cnn_fashion", "BatchNorm CNN of CAM and the thesis for Fashion-MNIST and TissueMNIST")
 def cnn_fashion(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
-    _check_images("cnn_fashion", input_shape, outputs, smallest=4)
+    check_images("cnn_fashion", input_shape, outputs, smallest=4)
     return CnnFashion(input_shape, outputs)
 
 
@@ -271,7 +202,7 @@ class CnnFemnist(Network):
 
 @NETWORKS.register("cnn_femnist", "CNN of FeSEM for FEMNIST: 5x5 convs 32 and 64, fc 248")
 def cnn_femnist(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
-    _check_images("cnn_femnist", input_shape, outputs, smallest=4)
+    check_images("cnn_femnist", input_shape, outputs, smallest=4)
     return CnnFemnist(input_shape, outputs)
 
 
@@ -296,7 +227,7 @@ class CnnFedEM(Network):
 
 @NETWORKS.register("cnn_fedem", "CNN of FedEM for EMNIST and FEMNIST: 5x5 convs 32 and 64, fc 2048")
 def cnn_fedem(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
-    _check_images("cnn_fedem", input_shape, outputs, smallest=16)
+    check_images("cnn_fedem", input_shape, outputs, smallest=16)
     return CnnFedEM(input_shape, outputs)
 
 
@@ -328,7 +259,7 @@ class CnnCelebA(Network):
 
 @NETWORKS.register("cnn_celeba", "BatchNorm CNN of FeSEM for CelebA at 84x84: four 3x3 convs of 32")
 def cnn_celeba(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
-    _check_images("cnn_celeba", input_shape, outputs, smallest=16)
+    check_images("cnn_celeba", input_shape, outputs, smallest=16)
     return CnnCelebA(input_shape, outputs)
 
 
@@ -367,13 +298,13 @@ class CnnLetters(Network):
 
 @NETWORKS.register("cnn_letters", "CNN of FedSoft for letters, plain logits: 5x5 convs 32 and 64, fc 512")
 def cnn_letters(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
-    _check_images("cnn_letters", input_shape, outputs, smallest=4)
+    check_images("cnn_letters", input_shape, outputs, smallest=4)
     return CnnLetters(input_shape, outputs)
 
 
 @NETWORKS.register("cnn_letters_published", "cnn_letters with FedSoft's own output: ReLU, then softmax")
 def cnn_letters_published(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
-    _check_images("cnn_letters_published", input_shape, outputs, smallest=4)
+    check_images("cnn_letters_published", input_shape, outputs, smallest=4)
     return CnnLetters(input_shape, outputs, published=True)
 
 
@@ -407,58 +338,5 @@ class CnnFedSoftCifar(Network):
 
 @NETWORKS.register("cnn_fedsoft_cifar", "CNN of FedSoft for CIFAR-10: six 3x3 convs, fc 1024 and 512")
 def cnn_fedsoft_cifar(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
-    _check_images("cnn_fedsoft_cifar", input_shape, outputs, smallest=8)
+    check_images("cnn_fedsoft_cifar", input_shape, outputs, smallest=8)
     return CnnFedSoftCifar(input_shape, outputs)
-
-
-# -- Slim ResNet --------------------------------------------------------------------------------------------
-
-
-class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with BatchNorm and a shortcut: a 1x1 convolution where the shape changes."""
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(after)
-        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(after)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or before != after:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(before, after, 1, stride=stride, bias=False), nn.BatchNorm2d(after)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return F.relu(y + self.shortcut(x))
-
-
-class ResNetSlim(Network):
-    """FeMAM's ResNet: one block each of widths 8, 16, 32 and 64, a 4x4 average pool and one linear layer."""
-
-    head = ("fc1",)
-
-    def __init__(self, input_shape: tuple[int, ...], outputs: int) -> None:
-        super().__init__()
-        channels, height, width = input_shape
-        self.conv1 = nn.Conv2d(channels, 8, 3, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(8)
-        self.blocks = nn.Sequential(
-            ResidualBlock(8, 8, stride=1),
-            ResidualBlock(8, 16, stride=2),
-            ResidualBlock(16, 32, stride=2),
-            ResidualBlock(32, 64, stride=2),
-        )
-        # Three strides of 2 round up; the average pool rounds down.
-        self.fc1 = nn.Linear(64 * (math.ceil(height / 8) // 4) * (math.ceil(width / 8) // 4), outputs)
-
-    def features(self, x: Tensor) -> Tensor:
-        x = self.blocks(F.relu(self.norm1(self.conv1(x))))
-        return F.avg_pool2d(x, 4).flatten(1)
-
-
-@NETWORKS.register("resnet_slim", "slim ResNet of FeMAM for CIFAR-100 and Tiny ImageNet")
-def resnet_slim(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
-    _check_images("resnet_slim", input_shape, outputs, smallest=25)
-    return ResNetSlim(input_shape, outputs)

@@ -15,7 +15,7 @@ from torch import nn
 from foundation.errors import UserError
 from foundation.randomness import seeded_torch
 from foundation.settings import ModelSettings
-from lightning_modules import networks
+from lightning_modules import networks, networks_base, networks_residual
 from lightning_modules.networks import NETWORKS, Network, default_network
 
 
@@ -75,6 +75,10 @@ PUBLISHED = [
     # CIFAR-100: 64*100 + 100 = 6,500; Tiny ImageNet: 256*200 + 200 = 51,400.
     ("resnet_slim", (3, 32, 32), 100, 83_852, ("fc1",)),
     ("resnet_slim", (3, 64, 64), 200, 128_752, ("fc1",)),
+    # torchvision gives 11,689,512 for 1000 classes, of which 512*1000 + 1000 belong to them; 512*10 + 10
+    ("resnet18", (3, 32, 32), 10, 11_181_642, ("fc1",)),
+    # torchvision gives 3,504,872 for 1000 classes, of which 1280*1000 + 1000 belong to them; 1280*10 + 10
+    ("mobilenet_v2", (3, 32, 32), 10, 2_236_682, ("fc1",)),
 ]
 EVERY = pytest.mark.parametrize(
     ("name", "shape", "outputs"),
@@ -94,6 +98,8 @@ SMALLEST = {
     "cnn_letters_published": 4,
     "cnn_fedsoft_cifar": 8,
     "resnet_slim": 25,
+    "resnet18": 8,
+    "mobilenet_v2": 8,
 }
 
 
@@ -184,8 +190,8 @@ def test_batch_norm_follows_the_data_in_train_mode_only(name):
 def test_same_seed_same_weights(name, shape, outputs):
     first, again, other = (build(name, shape, outputs, seed=seed).state_dict() for seed in (7, 7, 8))
     assert all(torch.equal(value, again[key]) for key, value in first.items())
-    *_, last = first
-    assert not torch.equal(first[last], other[last])
+    weight = f"{build(name, shape, outputs).classifier}.weight"
+    assert not torch.equal(first[weight], other[weight])
 
 
 def test_mlp_follows_its_settings():
@@ -294,9 +300,11 @@ def test_empty_samples_and_no_outputs_are_refused(name):
         ((1, 1, 40), 10, "mlp"),
         ((1, 8, 8), 10, "cnn_digits"),
         ((1, 28, 28), 10, "cnn_fashion"),
-        ((1, 28, 28), 62, "cnn_fashion"),
+        ((1, 28, 28), 62, "cnn_femnist"),
+        ((1, 28, 28), 26, "cnn_letters"),
         ((3, 28, 28), 9, "cnn_cifar"),
-        ((3, 32, 32), 100, "cnn_cifar"),
+        ((3, 32, 32), 100, "resnet_slim"),
+        ((3, 32, 32), 10, "cnn_cifar"),
         ((3, 64, 64), 200, "resnet_slim"),
         ((1, 64, 64), 10, "resnet_slim"),
         ((3, 84, 84), 2, "cnn_celeba"),
@@ -316,9 +324,22 @@ def test_default_network_always_works(channels, height):
                 assert network(batch(shape, size=2)).shape == (2, outputs)
 
 
-def test_networks_need_nothing_but_torch():
-    tree = ast.parse(inspect.getsource(networks))
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_group_norm_keeps_no_statistics_of_the_batch(norm):
+    network = build("resnet18", (1, 16, 16), 4, norm=norm).train()
+    assert sum(p.numel() for p in network.parameters()) == 11_181_642 - 2 * 3136 - 6 * 513
+    x = batch((1, 16, 16), size=4)
+    with torch.no_grad():
+        alone, beside = network(x[:2])[0], network(x)[0]
+    assert (len(list(network.buffers())) == 0) == (norm == "group")
+    assert torch.allclose(alone, beside, atol=1e-5) == (norm == "group")
+
+
+@pytest.mark.parametrize("module", [networks, networks_base, networks_residual])
+def test_networks_need_nothing_but_torch(module):
+    tree = ast.parse(inspect.getsource(module))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     rooms = {name.split(".")[0] for name in imported}
-    assert rooms == {"__future__", "collections", "math", "torch", "foundation"}
+    allowed = {"__future__", "collections", "math", "typing", "torch", "foundation", "lightning_modules"}
+    assert rooms <= allowed | ({"torchvision"} if module is networks_residual else set())

@@ -27,20 +27,25 @@ def head() -> Iterator[Head]:
         yield started
 
 
-def check_results(run: Path, folder: Path) -> None:
+# A LightningModule of the user's own, which actors can import from the working directory alone.
+OWN_MODULE = "model.target=tests.support.modules.DropoutModule"
+
+
+def check_results(run: Path, folder: Path, *changes: str) -> None:
     """The job left the run that the same experiment in this process leaves."""
     assert open_run(run).status.state == "finished"
-    assert_equal_runs(run, run_experiment(config_of(), folder / "here", quiet=True))
+    assert_equal_runs(run, run_experiment(config_of(*changes), folder / "here", quiet=True))
 
 
-def test_a_job_that_brings_the_project_along(head: Head, tmp_path: Path) -> None:
+def test_a_job_that_brings_the_project_and_a_module_of_its_own_along(head: Head, tmp_path: Path) -> None:
     done = head.call(
         "ray", "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--",
-        "python", "-m", "platform.launch", *EXPERIMENT, f"storage={tmp_path}", "name=job",
+        "python", "-m", "platform.launch", *(each for each in EXPERIMENT if each != "model=mlp"), OWN_MODULE,
+        f"storage={tmp_path}", "name=job",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"Results: {tmp_path / 'job'}" in done.stdout  # the table reached the one who submitted
-    check_results(tmp_path / "job", tmp_path)
+    check_results(tmp_path / "job", tmp_path, OWN_MODULE)
     # What was sent is the project, and neither its environment nor its history.
     packages = [
         path for path in head.folder.glob("session_2*/runtime_resources/working_dir_files/*") if path.is_dir()

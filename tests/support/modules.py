@@ -28,6 +28,20 @@ class ForeignModule(lightning.LightningModule):
         return torch.optim.RMSprop(self.parameters(), lr=0.01)
 
 
+class ForeignConvolution(ForeignModule):
+    """A backbone and two fully-connected layers, for colour images of 32x32, under names of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.layer
+        self.body = nn.Sequential(nn.Conv2d(3, 2, 8, stride=8), nn.ReLU(), nn.Flatten())
+        self.hidden = nn.Linear(32, 8)
+        self.last = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.hidden(self.body(x))))
+
+
 class DropoutNetwork(nn.Module):
     head = ("fc",)
     classifier = "fc"

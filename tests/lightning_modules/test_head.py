@@ -1,0 +1,79 @@
+"""Which parameters are the head: what the module says, what its layers show, what model.head chooses."""
+
+from __future__ import annotations
+
+import foundation.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
+import pytest
+from torch import nn
+
+from experiments.config import check_network, load_config
+from foundation.errors import UserError
+from foundation.settings import LocalSettings, ModelSettings
+from lightning_modules.base import build_module
+from lightning_modules.flat import FlatModel, derived_head
+
+IMAGES = ((3, 32, 32), 10)
+
+
+def parts(**model: object) -> tuple[dict[str, str], str]:
+    """{parameter: part} and the classifier's weight, as strategies see them."""
+    spec = FlatModel(build_module(ModelSettings(**model), LocalSettings(), *IMAGES, seed=0)).spec
+    (classifier,) = [entry.name for entry in spec.entries if entry.classifier]
+    return {entry.name: entry.part for entry in spec.entries}, classifier
+
+
+def test_a_network_of_ours_says_what_its_head_is():
+    found, classifier = parts(name="cnn_cifar")
+    assert {name for name, part in found.items() if part == "head"} == {
+        f"network.fc{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")
+    }
+    assert classifier == "network.fc3.weight"
+
+
+def test_model_head_chooses_another():
+    found, classifier = parts(name="cnn_cifar", head=["conv2", "fc2"])
+    assert {name.split(".")[1] for name, part in found.items() if part == "head"} == {"conv2", "fc2"}
+    assert classifier == "network.fc2.weight"
+
+
+def test_of_a_foreign_module_the_layers_at_the_end_are_the_head():
+    found, classifier = parts(target="tests.support.modules.ForeignConvolution")
+    assert found == {
+        "body.0.weight": "backbone", "body.0.bias": "backbone", "hidden.weight": "head", "hidden.bias": "head",
+        "last.weight": "head", "last.bias": "head",
+    }  # fmt: skip
+    assert classifier == "last.weight"
+    found, classifier = parts(target="tests.support.modules.ForeignConvolution", head=["last"])
+    assert found["hidden.weight"] == "backbone" and classifier == "last.weight"
+
+
+@pytest.mark.parametrize(
+    ("layers", "head"),
+    [
+        ([nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)], ("0", "2")),
+        ([nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2)], ("2",)),
+        ([nn.Linear(2, 2), nn.LayerNorm(2)], ()),
+        ([nn.Conv2d(1, 1, 1)], ()),
+    ],
+)
+def test_derived_from_the_layers(layers, head):
+    assert derived_head(nn.Sequential(*layers)) == head
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["model.head=[fc9]"], r"Unknown submodule 'fc9' in model\.head\. Did you mean 'fc"),
+        (["model=cnn_celeba", "model.head=[blocks]"], "a layer with a weight, got 'blocks'"),
+        (
+            ["model.target=tests.support.modules.ForeignConvolution", "model.head=[lst]"],
+            "Did you mean 'last'",
+        ),
+    ],
+)
+def test_a_wrong_head_is_told_before_anything_starts(settings, sentence):
+    config = load_config(
+        None, ["model=cnn_cifar", *settings] if settings[0] == "model.head=[fc9]" else settings
+    )
+    with pytest.raises(UserError, match=sentence):
+        check_network(config, *IMAGES)
