@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import ray
 
+import actors.placement
 import actors.session
 from actors.session import Plan, RaySession
 from foundation.errors import ClientFailure, UserError
@@ -127,6 +128,15 @@ def test_five_actors_and_a_server_are_six_processes(five_actors: RaySession) -> 
 def test_every_kind_of_state_in_every_layout(five_actors: RaySession, kind: str, layout: str) -> None:
     session = Borrowed(plan_of(*KINDS[kind]), five_actors, LAYOUTS[layout])
     assert outcome(session, run(session, ROUNDS)) == in_process(*KINDS[kind])
+
+
+def test_one_actor_for_each_of_five_clients(five_actors: RaySession) -> None:
+    settings = (*KINDS["momentum"], "clients=5", "data.rotations=1")
+    plan = plan_of(*settings, "fleet.clients_per_actor=1")
+    blocks = actors.placement.layout(plan.costs(), 5, plan.fleet.clients_per_actor)
+    assert blocks == [[0], [1], [2], [3], [4]]
+    session = Borrowed(plan, five_actors, blocks)
+    assert outcome(session, run(session, ROUNDS)) == in_process(*settings)
 
 
 @pytest.mark.parametrize("method", compositions())

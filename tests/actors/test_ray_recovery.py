@@ -66,6 +66,29 @@ def lost(run: Path) -> list[str]:
     return [event for event in events(run) if event.startswith("Lost an actor")]
 
 
+def test_everybody_is_killed_once_in_one_run(
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clusters, private models and momentum through four losses; each of them alone is in the full matrix."""
+    monkeypatch.setattr(actors.ray_actors, "ServerActor", killers.MurderousServer)
+    kills = {2: ("training", 5), 3: ("client-before-combine", 0), 4: ("server-before-combine", 0),
+             5: ("evaluation", 1)}  # fmt: skip
+    settings = (*SETTINGS[:-2], "rounds=6", "checkpoint.every=2", "method=fedsoft", "fedsoft.tau=2")
+    armed: dict[int, Path] = {}
+
+    def on_round(report: RoundReport) -> None:
+        if report.round in kills and report.round not in armed:  # a round that is replayed kills nobody again
+            armed[report.round] = killers.arm(*kills[report.round])
+
+    config = config_of(*settings, "fleet.backend=ray", "fleet.actors=1", "fleet.restarts=4")
+    killed = run_experiment(config, tmp_path / "killed", on_round, quiet=True)
+    assert len(armed) == 4 and not any(path.exists() for path in armed.values())
+    assert_equal_runs(killed, undisturbed(tmp_path, *settings))
+    assert len(lost(killed)) == 4 and sum("/server-" in event for event in lost(killed)) == 1
+    assert open_run(killed).models["private-model"].shape[0] == 8  # what clients keep came through, too
+
+
+@pytest.mark.full
 def test_a_client_actor_killed_while_it_trains(ray_cluster: Path, tmp_path: Path) -> None:
     settings = (*SETTINGS, "method=ifca", "participation.fraction=0.75")
     # The sixth step: one client of the block is done, the next is under way.
@@ -75,6 +98,7 @@ def test_a_client_actor_killed_while_it_trains(ray_cluster: Path, tmp_path: Path
     assert "ifca-digits-seed0/clients-" in lost(killed)[0] and "from round 2" in lost(killed)[0]
 
 
+@pytest.mark.full
 def test_a_client_actor_killed_between_training_and_averaging(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +119,7 @@ def test_a_client_actor_killed_while_it_evaluates(ray_cluster: Path, tmp_path: P
     assert models["private-model"].shape[0] == 8  # what clients keep came through, too
 
 
+@pytest.mark.full
 def test_a_server_actor_killed_while_its_clients_wait(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
