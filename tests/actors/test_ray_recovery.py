@@ -66,10 +66,36 @@ def lost(run: Path) -> list[str]:
     return [event for event in events(run) if event.startswith("Lost an actor")]
 
 
-def test_everybody_is_killed_once_in_one_run(
+def squeeze_after_the_first_loss(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
+    """After a loss, somebody else has taken most of the cluster until the run ends; gives back the layouts."""
+    layouts: list[list[list[int]]] = []
+
+    class Squeezed(RaySession):
+        taken: Any = None
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            if options["shrink"]:
+                self.taken = placement_group([{"CPU": 5}])
+                assert self.taken.wait(60)
+            super().__init__(*arguments, **options)
+            layouts.append(self.layout)
+
+        def close(self) -> None:
+            super().close()
+            if self.taken is not None:
+                remove_placement_group(self.taken)
+                self.taken = None
+
+    monkeypatch.setattr(experiments.runner, "RaySession", Squeezed)
+    monkeypatch.setattr(actors.session, "PATIENCE", 2.0)
+    return layouts
+
+
+def test_everybody_is_killed_once_in_one_run_and_fewer_actors_go_on(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clusters, private models and momentum through four losses; each of them alone is in the full matrix."""
+    layouts = squeeze_after_the_first_loss(monkeypatch)
     monkeypatch.setattr(actors.ray_actors, "ServerActor", killers.MurderousServer)
     kills = {2: ("training", 5), 3: ("client-before-combine", 0), 4: ("server-before-combine", 0),
              5: ("evaluation", 1)}  # fmt: skip
@@ -80,11 +106,12 @@ def test_everybody_is_killed_once_in_one_run(
         if report.round in kills and report.round not in armed:  # a round that is replayed kills nobody again
             armed[report.round] = killers.arm(*kills[report.round])
 
-    config = config_of(*settings, "fleet.backend=ray", "fleet.actors=1", "fleet.restarts=4")
-    killed = run_experiment(config, tmp_path / "killed", on_round, quiet=True)
+    fleet = ("fleet.backend=ray", "fleet.actors=2", "fleet.cpus=3", "fleet.restarts=4")
+    killed = run_experiment(config_of(*settings, *fleet), tmp_path / "killed", on_round, quiet=True)
     assert len(armed) == 4 and not any(path.exists() for path in armed.values())
     assert_equal_runs(killed, undisturbed(tmp_path, *settings))
     assert len(lost(killed)) == 4 and sum("/server-" in event for event in lost(killed)) == 1
+    assert [len(blocks) for blocks in layouts] == [2, 1, 1, 1, 1]
     assert open_run(killed).models["private-model"].shape[0] == 8  # what clients keep came through, too
 
 
@@ -128,33 +155,6 @@ def test_a_server_actor_killed_while_its_clients_wait(
     killed = run_and_kill(tmp_path, "server-before-combine", 0, *settings, "fleet.actors=1")
     assert_equal_runs(killed, undisturbed(tmp_path, *settings))
     assert len(lost(killed)) == 1 and "/server-" in lost(killed)[0]
-
-
-def test_fewer_actors_after_the_loss_than_before(
-    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layouts, taken = [], []
-
-    class Squeezed(RaySession):
-        """After the loss, somebody else has taken most of the cluster."""
-
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            if options["shrink"]:
-                taken.append(placement_group([{"CPU": 5}]))
-                assert taken[0].wait(60)
-            super().__init__(*arguments, **options)
-            layouts.append(self.layout)
-
-    monkeypatch.setattr(experiments.runner, "RaySession", Squeezed)
-    monkeypatch.setattr(actors.session, "PATIENCE", 2.0)
-    settings = (*SETTINGS, "method=ifca")
-    try:
-        killed = run_and_kill(tmp_path, "training", 3, *settings, "fleet.actors=2", "fleet.cpus=3")
-    finally:
-        for group in taken:
-            remove_placement_group(group)
-    assert [len(blocks) for blocks in layouts] == [2, 1]
-    assert_equal_runs(killed, undisturbed(tmp_path, *settings))
 
 
 @pytest.mark.full
