@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-run: $(READY)  ## Run the demonstration experiment: ends with a table and the path of its results
+run: $(READY)  ## Run the demonstration: five methods, three seeds, ends in a table and a report
 	$(PY) -m platform.launch
 
 # Two processes for what runs in one, then one for what needs a Ray cluster, which is many processes by itself.

@@ -13,6 +13,8 @@ from typing import Any
 from foundation.errors import UserError
 from foundation.settings import FleetSettings
 
+_SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
 
 def cluster_address(fleet: FleetSettings) -> str | None:
     """The cluster a run would join; None means a local one of its own."""
@@ -20,8 +22,11 @@ def cluster_address(fleet: FleetSettings) -> str | None:
 
 
 @contextmanager
-def connected(fleet: FleetSettings) -> Iterator[str]:
-    """Be connected to Ray: an existing connection is used and left alone. Yields one line about it."""
+def connected(fleet: FleetSettings, name: str | None = None) -> Iterator[str]:
+    """Be connected to Ray: an existing connection is used and left alone. Yields one line about it.
+
+    `name` is what the Ray dashboard calls this job.
+    """
     import ray
 
     if ray.is_initialized():
@@ -29,6 +34,8 @@ def connected(fleet: FleetSettings) -> Iterator[str]:
         return
     address = cluster_address(fleet)
     options: dict[str, Any] = {"logging_level": logging.ERROR, "configure_logging": True}
+    if name is not None and _SUBMITTED not in os.environ:  # a submitted job has a name already
+        options["job_config"] = ray.job_config.JobConfig(metadata={"job_name": name})
     if address is None:
         # "local": without it Ray would join whatever cluster somebody started on this machine.
         ray.init(address="local", include_dashboard=fleet.dashboard, **options)

@@ -111,7 +111,11 @@ class ServerActor:
 
     def models(self) -> dict[str, Any]:
         """The server's models and the layout of their values."""
-        return {"models": self.server.models(), "spec": self.fleet.spec.to_json()}
+        return {"models": self.server.models(), "spec": self.spec()}
+
+    def spec(self) -> Any:
+        """The layout of a model's values."""
+        return self.fleet.spec.to_json()
 
     def about(self) -> dict[str, Any]:
         """Where this actor runs."""

@@ -50,6 +50,15 @@ class Checkpoint:
     clients: dict[int, dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Bundles of a placement group that somebody else made: `actors` of them, from number `first` on."""
+
+    group: Any
+    first: int
+    actors: int
+
+
 class ActorsLost(RuntimeError):
     """An actor, or the node it lived on, is gone; the run can go on from its last checkpoint."""
 
@@ -65,6 +74,9 @@ class Session(Protocol):
 
     def models(self) -> dict[str, Any]:
         """{"models": name -> array, "spec": layout}."""
+
+    def spec(self) -> Any:
+        """The layout of a model's values, without the models."""
 
     def describe(self) -> str:
         """One line about where the clients live."""
@@ -112,7 +124,11 @@ class InProcessSession:
 
     def models(self) -> dict[str, Any]:
         """The server's models."""
-        return {"models": self.server.models(), "spec": self.fleet.spec.to_json()}
+        return {"models": self.server.models(), "spec": self.spec()}
+
+    def spec(self) -> Any:
+        """The layout of a model's values."""
+        return self.fleet.spec.to_json()
 
     def describe(self) -> str:
         """One line."""
@@ -141,7 +157,8 @@ class RaySession:
     """A ServerActor and ClientActors in one placement group.
 
     `shrink` (after a loss, or to resume) takes what the cluster has now, fewer actors if need be, instead of
-    refusing. `wait` is for how many seconds a busy cluster is given to make room.
+    refusing. `wait` is for how many seconds a busy cluster is given to make room. `place` is a group that is
+    there already: it is used as it is, and outlives the session.
     """
 
     def __init__(
@@ -152,17 +169,25 @@ class RaySession:
         shrink: bool = False,
         data: tuple[Any, Any] | None = None,
         wait: float = 60.0,
+        place: Place | None = None,
     ) -> None:
         import ray
 
         self._group: Any = None
+        self._first = 0  # bundle of the first actor
+        self._borrowed = place is not None
         self.layout: list[list[int]] = []
         self.clients: list[Any] = []
         self.server: Any = None
         self.devices: list[str] = []
         self._gpus = plan.fleet.gpus
         try:
-            self._reserve(plan, shrink, wait)
+            if place is not None:
+                self._group, self._first = place.group, place.first
+                count = min(place.actors, len(plan.clients))
+                self.layout = layout(plan.costs(), count, plan.fleet.clients_per_actor)
+            else:
+                self._reserve(plan, shrink, wait)
             self._start(plan, checkpoint, data or (ray.put(plan.x), ray.put(plan.y)))
         except BaseException:
             self.close()
@@ -249,7 +274,9 @@ class RaySession:
         """Where an actor goes, and the name it carries in the Ray dashboard."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        place = PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=self._first + bundle
+        )
         return {"scheduling_strategy": place, "name": _unique(name), "namespace": "archipelago"}
 
     def run_round(self, round: int) -> RoundReport:
@@ -277,6 +304,13 @@ class RaySession:
         with _surfacing():
             return ray.get(self.server.models.remote())
 
+    def spec(self) -> Any:
+        """The layout of a model's values."""
+        import ray
+
+        with _surfacing():
+            return ray.get(self.server.spec.remote())
+
     def describe(self) -> str:
         """One line."""
         sizes = [len(block) for block in self.layout]
@@ -294,7 +328,7 @@ class RaySession:
         for actor in [*self.clients, *([self.server] if self.server is not None else [])]:
             with contextlib.suppress(Exception):  # gone already: the others and the group still have to go
                 ray.kill(actor)
-        if self._group is not None:
+        if self._group is not None and not self._borrowed:
             remove_placement_group(self._group)
         self.clients, self.server, self._group = [], None, None
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-NAMES = ("workload_w", "methods", "memory", "start", "scale", "partition", "mapped", "claims")
+NAMES = ("workload_w", "methods", "memory", "start", "scale", "partition", "mapped", "claims", "sweep")
 RESULTS = Path(__file__).resolve().parent / "results"
 
 

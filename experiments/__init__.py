@@ -13,10 +13,14 @@ __all__ = ["Newcomer", "adopt", "open_run"]
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run directory for reading: data frames, models, config (imports neither Ray nor Lightning)."""
-    from experiments.run_reader import Run
+    """Open a run directory for reading: data frames, models, config (imports neither Ray nor Lightning).
 
-    return Run(path)
+    One in an object store is copied to this machine first.
+    """
+    from experiments.run_reader import Run
+    from experiments.storage import local_copy
+
+    return Run(local_copy(path))
 
 
 def __getattr__(name: str) -> object:

@@ -26,9 +26,10 @@ import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.storage import check_address, is_address
 from foundation.errors import UserError
 from foundation.registry import nearest
-from foundation.settings import ExperimentSettings
+from foundation.settings import ExperimentSettings, SweepSection
 
 AUTO = ("clusters", "auto")  # is short for choose_clusters=true
 NAMED = ("data", "partition", "model", "aggregation")  # `data=digits` is short for `data.name=digits`
@@ -185,8 +186,10 @@ def _core_sections() -> frozenset[str]:
     return frozenset(field.name for field in dataclasses.fields(ExperimentSettings))
 
 
-def _schema_of(key: str) -> type[ExperimentSettings]:
+def _schema_of(key: str) -> type:
     """The smallest schema that can know `key`: the methods are imported only when a key may be theirs."""
+    if key.startswith("sweep."):
+        return SweepSection
     return ExperimentSettings if key.split(".")[0] in _core_sections() else full_schema()
 
 
@@ -397,13 +400,13 @@ def _without_foreign_options(
     method = _chosen(overrides) or own
     if method.deferred:
         return file
-    parts = _parts(method.value)
+    parts = method_parts(method.value)
     kept = dict(file)
     for key, given in {**file, **overrides}.items():
         section = key.split(".")[0]
         if section in _core_sections() or section in parts:
             continue
-        if key in overrides or own is method or section not in _parts(own.value):
+        if key in overrides or own is method or section not in method_parts(own.value):
             raise UserError(
                 f"Expected options of the {method.key} {quote(method.value)} only, got {key}={given.shown}: "
                 f"leave it out, or write method={section}."
@@ -418,7 +421,7 @@ def _chosen(given: dict[str, Given]) -> Given | None:
     return ensemble if ensemble is not None and ensemble.says_something else given.get("method")
 
 
-def _parts(methods: Any) -> set[str]:
+def method_parts(methods: Any) -> set[str]:
     """Names of the bases and add-ons of a method, or of the members of an ensemble."""
     from strategies import expand, parse_method
 
@@ -452,6 +455,85 @@ def load_config(
     return config
 
 
+def read_layers(
+    file: Path | None, overrides: Sequence[str]
+) -> tuple[dict[str, Given], dict[str, Given], dict[str, Any] | None]:
+    """(settings of the file, settings of the overrides, what either says under `sweep`; None if nothing)."""
+    content = _read(file) if file is not None else {}
+    sweep = content.pop("sweep", None)
+    if "sweep" in content or (sweep is not None and not isinstance(sweep, dict)):
+        raise UserError(
+            f"Expected settings inside 'sweep' in '{file}', got {quote(sweep)}: as in seeds: [0, 1]."
+        )
+    mine = [text for text in overrides if not text.strip().startswith("sweep.")]
+    for text in overrides:
+        if text in mine:
+            continue
+        key, equals, value = text.strip().removeprefix("sweep.").partition("=")
+        if not equals or not value:
+            raise UserError(f"Expected sweep.NAME=VALUE, got '{text}': write it as in sweep.seeds=[0,1,2].")
+        name, _, inner = key.partition(".")
+        try:
+            read = typing.cast(Any, OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"])))[
+                "value"
+            ]
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            raise UserError(
+                f"Expected a value after 'sweep.{key}=', got '{value}': {_one_line(error)}."
+            ) from error
+        sweep = dict(sweep or {})
+        sweep[name] = {**(sweep.get(name) or {}), inner: read} if inner else read
+    return fragment(content, str(file)), _collect(_from_override(text) for text in mine), sweep
+
+
+def fragment(content: Mapping[Any, Any], source: str) -> dict[str, Given]:
+    """Settings as YAML holds them, nested or dotted, checked one by one; `source` is named in sentences."""
+    return _collect(_from_mapping(content, source))
+
+
+def layered(layers: Sequence[dict[str, Given]], may_idle: frozenset[str] = frozenset()) -> ExperimentSettings:
+    """One config from several layers, the later ones winning.
+
+    Options of methods that this config does not run are a mistake, except those in `may_idle`: names of
+    methods and add-ons that other trials of the same sweep run.
+    """
+    merged: dict[str, Given] = {}
+    for layer in layers:
+        merged = _merge(merged, layer)
+    method = _chosen(merged) or Given("method", leaves(ExperimentSettings)["method"].default)
+    idle = {key for key in merged if key.split(".")[0] in may_idle - method_parts(method.value)}
+    merged = {key: given for key, given in merged.items() if key not in idle}
+    kept = _without_foreign_options(merged, {}, method.value if method.key == "method" else "")
+    plain = all(
+        not given.deferred and _leaf(key, "").type not in (dict, object) for key, given in kept.items()
+    )
+    return _filled(kept) if plain else _resolve(kept)
+
+
+def _filled(given: Mapping[str, Given]) -> ExperimentSettings:
+    """What `_resolve` gives for checked values without references, a hundred times faster: sweeps have many."""
+    config: Any = full_schema()()
+    for key, each in given.items():
+        leaf = _leaf(key, each.file)
+        value = each.value
+        if value is not None:
+            value = [leaf.type(item) for item in value] if leaf.many else leaf.type(value)
+        config = replaced(config, key, value)
+    return typing.cast(ExperimentSettings, config)
+
+
+def replaced(section: Any, key: str, value: Any) -> Any:
+    """The settings with another value at a dotted key.
+
+    >>> replaced(ExperimentSettings(), "local.lr", 0.5).local.lr
+    0.5
+    """
+    name, _, rest = key.partition(".")
+    return dataclasses.replace(
+        section, **{name: replaced(getattr(section, name), rest, value) if rest else value}
+    )
+
+
 def config_to_yaml(config: ExperimentSettings) -> str:
     """The whole config as YAML; `config_from_yaml` and `--config` give back an equal one.
 
@@ -461,7 +543,7 @@ def config_to_yaml(config: ExperimentSettings) -> str:
     """
     tree = dataclasses.asdict(config)
     defaults = leaves(ExperimentSettings)
-    parts = _parts(config.ensemble or config.method)
+    parts = method_parts(config.ensemble or config.method)
     for name, section in options(config).items():
         if name not in parts and section == type(section)():
             del tree[name]
@@ -622,11 +704,9 @@ def gpu_count() -> int:
 
 
 def _check_storage(storage: str) -> None:
-    if "://" in storage:
-        raise UserError(
-            f"Expected storage to be a folder, got the address '{storage}': mount it, or give a folder that "
-            "all nodes share."
-        )
+    if is_address(storage):
+        check_address(storage)
+        return
     folder = Path(storage).expanduser().resolve()
     if "runtime_resources" in folder.parts:  # where Ray unpacks the working directory of a job
         raise UserError(

@@ -11,7 +11,9 @@ from actors.requests import BlockSetup, ClientSamples
 from actors.server import ServerSetup
 from actors.session import Plan
 from experiments.config import options
+from experiments.storage import is_address, join
 from federated_data import Federation
+from foundation.errors import UserError
 from foundation.settings import ExperimentSettings
 
 
@@ -64,8 +66,18 @@ def method_name(config: ExperimentSettings) -> str:
     return "-and-".join(config.ensemble).replace("*", "x") if config.ensemble else config.method
 
 
-def run_path(config: ExperimentSettings) -> Path:
+def run_address(config: ExperimentSettings) -> str:
     """Where a new run goes: `storage/name`, with a name made up from the config if none was given."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = config.name or f"{method_name(config)}-{config.data.name}-seed{config.seed}-{stamp}"
-    return Path(config.storage).expanduser() / name
+    return join(config.storage, name)
+
+
+def run_path(config: ExperimentSettings) -> Path:
+    """The folder of a new run; an object store has none."""
+    if is_address(config.storage):
+        raise UserError(
+            f"Expected storage to be a folder, got the address '{config.storage}': the command line writes runs to "
+            "addresses, and run_experiment to the folder that it is given."
+        )
+    return Path(run_address(config))

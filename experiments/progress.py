@@ -67,7 +67,7 @@ class Progress:
         self._started = self._last_update = self._last_line = self._clock()
         if self._quiet:
             return self
-        if _is_terminal(self._stream):
+        if is_terminal(self._stream):
             self._live = _live_display(self._stream)
             self._live.add_task("", total=self.rounds, completed=self.first_round, figures="", left="")
             self._live.start()
@@ -180,7 +180,7 @@ def _figure(value: Any) -> str:
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
 
 
-def _is_terminal(stream: TextIO) -> bool:
+def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 

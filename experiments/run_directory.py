@@ -49,13 +49,13 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # The lock ---------------------------------------------------------------------------------------------------
 
 
-class _Lock:
+class FolderLock:
     """An exclusive file lock for as long as a process writes into a run; it dies with the process."""
 
-    def __init__(self, folder: Path, shown: Path) -> None:
+    def __init__(self, folder: Path, shown: Path, wait: float = 0.5) -> None:
         self._file = (folder / ".lock").open("a+")
         # A reader that looks whether the run is alive holds the lock for microseconds: try for a moment.
-        deadline = time.monotonic() + 0.5
+        deadline = time.monotonic() + wait
         while not _try_lock(self._file, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 self._file.seek(0)
@@ -131,7 +131,7 @@ def read_status(path: Path) -> Status:
 class RunDirectory:
     """A run directory that this process writes into; made by `create` or `open`, both of which lock it."""
 
-    def __init__(self, path: Path, lock: _Lock) -> None:
+    def __init__(self, path: Path, lock: FolderLock) -> None:
         """For `create` and `open` only."""
         self.path = path
         self._environment: Mapping[str, Any] | None = None
@@ -165,7 +165,7 @@ class RunDirectory:
                 "written with storage=..."
             ) from error
         try:
-            lock = _Lock(building, path)
+            lock = FolderLock(building, path)
             for folder in ("checkpoints", "models", "records"):
                 (building / folder).mkdir()
             write_whole(building / "config.yaml", config_yaml)
@@ -194,8 +194,11 @@ class RunDirectory:
         expect_config: str | None = None,
         environment: Mapping[str, Any] | None = None,
         ignore: Iterable[str] = (),
+        wait: float = 0.5,
     ) -> RunDirectory:
         """Open an existing run for writing, to go on with it after `truncate`.
+
+        `wait` is for how many seconds a process that still writes it is given to end.
 
         `expect_config` (YAML) must say what the run's own config says, apart from the keys that start with
         one of `ignore` ("fleet."). `truncate` adds `environment` to `environment.json`, and an event for
@@ -205,7 +208,7 @@ class RunDirectory:
         check_is_run(path)
         if expect_config is not None:
             _check_config(path, expect_config, tuple(ignore))
-        run = cls(path, _Lock(path, path))
+        run = cls(path, FolderLock(path, path, wait))
         run._environment = environment
         return run
 

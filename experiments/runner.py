@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,15 @@ import numpy as np
 
 from actors.cluster import connected
 from actors.reports import RoundReport
-from actors.session import ActorsLost, Checkpoint, InProcessSession, RaySession, Session
+from actors.session import ActorsLost, Checkpoint, InProcessSession, Place, RaySession, Session
+from actors.telemetry import Telemetry
 from experiments.checkpoints import CheckpointWriter, latest
 from experiments.choose_clusters import choose_clusters
 from experiments.config import check_network, config_from_yaml, config_to_yaml
 from experiments.environment import describe_environment
 from experiments.plan import make_plan, method_name, run_path
 from experiments.progress import Progress
+from experiments.round_log import RoundLog
 from experiments.run_directory import RunDirectory
 from experiments.trees import read_arrays
 from federated_data import Federation, build_federation, load_dataset
@@ -50,7 +52,7 @@ def run_experiment(
             run.note(0, chosen.sentence)
         for note in federation.notes:
             run.note(0, note)
-        _Drive(config, federation, run, on_round, quiet).run(0, None)
+        Drive(config, federation, run, on_round, quiet).run(0, None)
     return path
 
 
@@ -65,39 +67,58 @@ def resume(path: str | Path, on_round: OnRound | None = None, *, quiet: bool = F
             )
         dataset = load_dataset(config.data, config.seed)
         federation = Federation.from_indices(dataset, read_arrays(run.path / "partition.safetensors"))
-        drive = _Drive(config, federation, run, on_round, quiet)
+        drive = Drive(config, federation, run, on_round, quiet)
         drive.run(*drive.last_checkpoint(), resumed=True)
     return Path(path)
 
 
-class _Drive:
-    """The driver's side of a run."""
+class Drive:
+    """The driver's side of a run.
+
+    `place` is the part of a cluster that was reserved for this run already (a trial of a sweep), and `data` the
+    references to samples and labels that are in the object store already.
+    """
 
     def __init__(
         self,
         config: ExperimentSettings,
         federation: Federation,
         run: RunDirectory,
-        on_round: OnRound | None,
-        quiet: bool,
+        on_round: OnRound | None = None,
+        quiet: bool = False,
+        *,
+        place: Place | None = None,
+        data: tuple[Any, Any] | None = None,
     ) -> None:
         self.config, self.run_directory, self.on_round, self.quiet = config, run, on_round, quiet
+        self.place, self.data = place, data
+        self._log: RoundLog | None = None
         self.plan = make_plan(config, federation)
+        self.telemetry = Telemetry(run.path.name, method_name(config), config.data.name, config.seed)
 
     def run(self, done: int, checkpoint: Checkpoint | None, *, resumed: bool = False) -> None:
-        """Rounds `done` + 1 to the last, through losses of actors and nodes.
+        """Rounds `done` + 1 to the last."""
+        for _ in self.rounds(done, checkpoint, resumed=resumed):
+            pass
 
-        A run that is resumed, or that lost an actor, makes do with what the cluster has now.
+    def rounds(
+        self, done: int, checkpoint: Checkpoint | None, *, resumed: bool = False
+    ) -> Iterator[RoundReport]:
+        """Rounds `done` + 1 to the last, one at a time, through losses of actors and nodes.
+
+        A run that is resumed, or that lost an actor, makes do with what the cluster has now. Who stops asking
+        closes the iterator: what was started is ended, and the run can be resumed.
         """
         config, run = self.config, self.run_directory
         losses = 0
         with ExitStack() as stack:
             where = stack.enter_context(self._ray())
             progress = stack.enter_context(self._progress(done, where))
+            self._log = stack.enter_context(RoundLog(run.path, done)) if config.tensorboard else None
             while True:
                 try:
                     state, checkpoint = checkpoint, None
-                    self._rounds(done, state, progress, shrink=resumed or losses > 0)
+                    yield from self._rounds(done, state, progress, shrink=resumed or losses > 0)
                     break
                 except ActorsLost as error:
                     losses += 1
@@ -128,7 +149,9 @@ class _Drive:
                 clients.update(part)
         return done, Checkpoint(parts["server"], clients)
 
-    def _rounds(self, done: int, checkpoint: Checkpoint | None, progress: Any, *, shrink: bool) -> None:
+    def _rounds(
+        self, done: int, checkpoint: Checkpoint | None, progress: Any, *, shrink: bool
+    ) -> Iterator[RoundReport]:
         config, run = self.config, self.run_directory
         writer = CheckpointWriter(run.path, every=config.checkpoint.every, keep=config.checkpoint.keep)
         try:
@@ -148,8 +171,12 @@ class _Drive:
                     run.flush(round)
                     writer.submit(round, session.snapshot())
                 progress.update(report)
+                self.telemetry.update(report, session.spec)
+                if self._log is not None:
+                    self._log.update(report)
                 if self.on_round is not None:
                     self.on_round(report)
+                yield report
             writer.close()
             final = session.models()
             run.finish(final["models"] | _private_models(session), final["spec"])
@@ -160,12 +187,12 @@ class _Drive:
     def _session(self, checkpoint: Checkpoint | None, shrink: bool) -> Session:
         if self.config.fleet.backend == "in_process":
             return InProcessSession(self.plan, checkpoint)
-        return RaySession(self.plan, checkpoint, shrink=shrink)
+        return RaySession(self.plan, checkpoint, shrink=shrink, data=self.data, place=self.place)
 
     def _ray(self) -> AbstractContextManager[str]:
         if self.config.fleet.backend == "in_process":
             return nullcontext("this process")
-        return connected(self.config.fleet)
+        return connected(self.config.fleet, name=self.plan.title)
 
     def _progress(self, done: int, where: str) -> AbstractContextManager[Any]:
         config = self.config

@@ -243,8 +243,11 @@ class ExperimentSettings:
                            choices=("size", "uniform"))  # fmt: skip
     not_finite: str = setting("drop", "a client whose loss or model is not finite: drop it this round, or stop",
                               choices=("drop", "stop"))  # fmt: skip
-    storage: str = setting("runs", "folder under which run directories are made")
+    storage: str = setting(
+        "runs", "folder or object-store address (s3://...) under which runs and sweeps are made"
+    )
     name: str | None = setting(None, "name of the run directory (default: method, data, seed and a stamp)")
+    tensorboard: bool = setting(False, "write TensorBoard logs into the run directory, by Lightning's logger")
     data: DataSettings = field(default_factory=DataSettings)
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -254,3 +257,33 @@ class ExperimentSettings:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+
+
+@dataclass
+class SweepSettings:
+    """`sweep.sampler=optuna`: how trials are chosen and run (what varies: `experiments/sweep_config.py`)."""
+
+    sampler: str = setting("grid", "how the points of `sweep.sample` are drawn; grid draws none",
+                           choices=("grid", "random", "optuna"))  # fmt: skip
+    samples: int = setting(10, "random, optuna: points to draw for each combination", at_least=1)
+    sampler_seed: int = setting(0, "random, optuna: seed of the draws", at_least=0)
+    scheduler: str = setting("none", "stop bad trials early, or let them take over good ones' models (pbt)",
+                             choices=("none", "asha", "median", "pbt"))  # fmt: skip
+    metric: str = setting("validation_micro_accuracy", "what tuning looks at: a figure on validation data")
+    mode: str = setting("auto", "whether more is better; auto: not of a loss or a squared error",
+                        choices=("auto", "max", "min"))  # fmt: skip
+    grace: int = setting(5, "asha, median: rounds that every trial is given", at_least=1)
+    reduction: int = setting(3, "asha: one in this many trials goes on at each rung", at_least=2)
+    interval: int = setting(5, "pbt: rounds between two exchanges", at_least=1)
+    fleet: str = setting("auto", "a trial's clients in its own process, or in actors of its placement group",
+                         choices=("auto", "in_process", "actors"))  # fmt: skip
+    concurrent: int | None = setting(
+        None, "trials at a time (default: as many as the cluster holds)", at_least=1
+    )
+
+
+@dataclass
+class SweepSection:
+    """The section `sweep:` of a file, beside the settings of an experiment."""
+
+    sweep: SweepSettings = field(default_factory=SweepSettings)

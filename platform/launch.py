@@ -20,15 +20,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foundation.errors import UserError
 from foundation.registry import nearest
 
 if TYPE_CHECKING:
     from experiments.config import Leaf
+    from experiments.storage import Mirror
+    from experiments.sweep_config import Sweep
 
-DEMONSTRATION = Path(__file__).resolve().parents[1] / "tune_configs" / "demo.yaml"
+DEMONSTRATION = Path(__file__).resolve().parents[1] / "tune_configs" / "comparison.yaml"
 DOOR = "python -m platform.launch"
 KINDS = ("methods", "data", "partitions", "models", "settings")
 
@@ -40,8 +42,9 @@ Usage
   python -m platform.launch [--config FILE] [setting=value ...]    run one experiment
   python -m platform.launch list [KIND]                            what there is to choose from; KIND is
                                                                    methods, data, partitions, models, settings
+  python -m platform.launch [--dry-run] --config SWEEP             run a sweep; dry: say what it would run
   python -m platform.launch partition [setting=value ...]          divide the data only, and draw it
-  python -m platform.launch resume RUN                             go on with a run that was stopped or killed
+  python -m platform.launch resume RUN                             go on with a run or sweep that was stopped
   python -m platform.launch report RUN ... [option=value ...]      tables, figures and one HTML file of runs
                                                                    and sweeps; options are out=FOLDER,
                                                                    table=3.1 (published), test=t or wilcoxon,
@@ -81,6 +84,12 @@ Exit codes: 0 done, 1 failed (resume goes on), 2 a mistake in what was asked for
 143 by `ray job stop` or another SIGTERM (resume goes on after both).
 """
 
+NEXT = """\
+What to try next:
+  python -m platform.launch --config tune_configs/comparison.yaml rounds=50 sweep.seeds=5   more rounds and seeds
+  python -m platform.launch list                                                            what there is
+  python -m platform.launch --dry-run --config tune_configs/thesis-7.6-small.yaml           a paper's table, small"""
+
 
 @dataclass
 class Request:
@@ -90,6 +99,7 @@ class Request:
     file: Path | None = None
     overrides: list[str] = field(default_factory=list)
     argument: str | None = None
+    dry: bool = False  # say what would be run, and run nothing
     words: list[str] = field(default_factory=list)  # of report: directories, options; of data fetch: names
     typed: list[str] = field(default_factory=list)  # the command line as it was given
 
@@ -121,6 +131,8 @@ def parse(arguments: Sequence[str]) -> Request:
                     f"Expected --config once, got both '{request.file}' and '{value}': leave one out."
                 )
             request.file = Path(value).expanduser()
+        elif word == "--dry-run":
+            request.dry = True
         elif word.startswith("-"):
             raise _unknown_option(word)
         elif equals:
@@ -169,7 +181,7 @@ def _parse_data(rest: Sequence[str]) -> Request:
 
 def _unknown_option(word: str) -> UserError:
     name = word.lstrip("-").partition("=")[0]
-    close = nearest(name, ["config", "help"])
+    close = nearest(name, ["config", "dry-run", "help"])
     if "Did you mean" in close:
         return UserError(
             f"Unknown option '{word}'. Did you mean '--{close.split(chr(39))[1]}'? `--help` shows all."
@@ -199,15 +211,52 @@ def _unknown_word(word: str, first: bool) -> UserError:
 def run(request: Request) -> None:
     """Run one experiment to its end and show its table."""
     from experiments.config import load_config
+    from experiments.sweep_config import load_sweep
 
+    sweep = load_sweep(request.file, request.overrides)
+    if sweep is not None:
+        _run_sweep(sweep, request)
+        return
+    if request.dry:
+        raise UserError(
+            "Expected a sweep beside --dry-run, got one experiment: leave it out, or add sweep.seeds=3."
+        )
     config = load_config(request.file, request.overrides)
-    from experiments.plan import run_path
+    from experiments.plan import run_address
     from experiments.runner import run_experiment
+    from experiments.storage import writable
 
-    path = run_path(config)
-    with _resumable(path):
-        run_experiment(config, path, command=f"{DOOR} {shlex.join(request.typed)}".strip())
-    _show_results(path)
+    address = run_address(config)
+    with _resumable(address), writable(address) as (path, mirror):
+        run_experiment(config, path, command=_typed(request), **_following(mirror))
+        _show_results(path, address)
+
+
+def _following(mirror: Mirror | None) -> dict[str, Any]:
+    """After every round, an object store gets what a new checkpoint stands on."""
+    return {} if mirror is None else {"on_round": lambda report: mirror.follow()}
+
+
+def _typed(request: Request) -> str:
+    return f"{DOOR} {shlex.join(request.typed)}".strip()
+
+
+def _run_sweep(sweep: Sweep, request: Request) -> None:
+    """Run all trials of a sweep and show their table; or, dry, only say what would be run."""
+    from experiments.sweep_directory import sweep_address
+
+    if request.dry:
+        from experiments.sweep_dry import describe
+
+        for title, rows in describe(sweep):
+            _print_table(title, rows)
+        return
+    from experiments.sweep import run_sweep
+
+    address = sweep_address(sweep)
+    with _resumable(address):
+        run_sweep(sweep, address, command=_typed(request))
+    _show_sweep(address, demonstration=request.file == DEMONSTRATION)
 
 
 def show_partition(request: Request) -> None:
@@ -228,13 +277,21 @@ def show_partition(request: Request) -> None:
 
 
 def resume(request: Request) -> None:
-    """Go on with a run from its last checkpoint and show its table."""
+    """Go on with a run or a sweep from its last checkpoints and show its table."""
     from experiments.runner import resume as go_on
+    from experiments.storage import writable
+    from experiments.sweep import resume_sweep
+    from experiments.sweep_directory import is_sweep
 
-    path = Path(str(request.argument)).expanduser()
-    with _resumable(path):
-        go_on(path)
-    _show_results(path)
+    address = str(request.argument)
+    if is_sweep(address):
+        with _resumable(address):
+            resume_sweep(address)
+        _show_sweep(address)
+        return
+    with _resumable(address), writable(address) as (path, mirror):
+        go_on(path, **_following(mirror))
+        _show_results(path, address)
 
 
 def choose(request: Request) -> None:
@@ -255,11 +312,32 @@ def choose(request: Request) -> None:
     print(f"Use it: {DOOR} {shlex.join(request.overrides)} clusters={choice.clusters}")
 
 
-def _show_results(path: Path) -> None:
+def _show_results(path: Path, address: str) -> None:
     from reports.summary import print_table
 
     print_table(path)
-    print(f"Results: {path} (summary.md tells what is in it)")
+    print(f"Results: {address} (summary.md tells what is in it)")
+
+
+def _show_sweep(address: str, demonstration: bool = False) -> None:
+    """The table of a sweep, why trials failed, where the report is and what to do next."""
+    from experiments.storage import Mirror, is_address, join, local_copy
+    from experiments.sweep_directory import read_rows
+    from reports.build import ReportRequest, build_report
+    from reports.table_text import print_tables
+
+    folder = local_copy(address)
+    built = build_report(ReportRequest.parse([str(folder)]))
+    if is_address(address):
+        Mirror(built.folder, join(address, "report")).push()
+    print_tables(built.tables, sys.stdout)
+    for row in read_rows(address):
+        if row.status == "failed":
+            print(f"Failed: {row.trial}: {row.reason}")
+    print(f"Report: {', '.join(file.name for file in built.files)} in {built.folder}")
+    print(f"Results: {address}")
+    if demonstration:
+        print(NEXT)
 
 
 def report(request: Request) -> None:
@@ -281,29 +359,37 @@ class _Stopped(Exception):
 
 
 @contextmanager
-def _resumable(path: Path) -> Iterator[None]:
-    """Whatever stops the run in `path`, say how to go on with it."""
+def _resumable(address: str) -> Iterator[None]:
+    """Whatever stops the run or sweep at `address`, say how to go on with it."""
     try:
         yield
     except UserError:
         raise
     except KeyboardInterrupt as stop:
-        raise _Stopped(130, f"Stopped. {_way_on(path)}") from stop
+        raise _Stopped(130, f"Stopped. {_way_on(address)}") from stop
     except SystemExit as stop:  # what actors/cluster.py turns SIGTERM (`ray job stop`) into
-        raise _Stopped(143, f"Ended from outside. {_way_on(path)}") from stop
+        raise _Stopped(143, f"Ended from outside. {_way_on(address)}") from stop
     except Exception as error:
         if isinstance(getattr(error, "cause", None), UserError):  # a mistake that only an actor could see
             raise error.cause from error  # type: ignore[attr-defined]  # RayTaskError's, seen the line before
         traceback.print_exc()
-        raise _Stopped(1, f"Failed: {type(error).__name__}. {_way_on(path)}") from error
+        raise _Stopped(1, f"Failed: {type(error).__name__}. {_way_on(address)}") from error
 
 
-def _way_on(path: Path) -> str:
+def _way_on(address: str) -> str:
     from experiments.run_directory import is_run
+    from experiments.storage import is_address, join, read_text
+    from experiments.sweep_directory import is_sweep
 
-    if not is_run(path):
+    swept = is_sweep(address)
+    known = (
+        read_text(join(address, "status.json")) is not None if is_address(address) else is_run(Path(address))
+    )
+    if not swept and not known:
         return "Nothing was written."
-    return f"The run is in {path}; go on with: {DOOR} resume {shlex.quote(str(path))}"
+    return (
+        f"The {'sweep' if swept else 'run'} is in {address}; go on with: {DOOR} resume {shlex.quote(address)}"
+    )
 
 
 def show_list(request: Request) -> None:
@@ -316,7 +402,7 @@ def show_list(request: Request) -> None:
 
 
 def _listing(kind: str) -> Iterable[tuple[str, list[tuple[str, ...]]]]:
-    from experiments.config import full_schema, leaves, quote
+    from experiments.config import full_schema
 
     if kind == "methods":
         from strategies import ADDONS, METHODS
@@ -338,11 +424,25 @@ def _listing(kind: str) -> Iterable[tuple[str, list[tuple[str, ...]]]]:
 
         yield "Models (model=NAME)", [(entry.name, entry.about) for entry in NETWORKS.values()]
     else:
-        rows: list[tuple[str, ...]] = [
-            (leaf.key, quote(leaf.default), leaf.about + (f" [{_allowed(leaf)}]" if leaf.range else ""))
-            for leaf in leaves(full_schema()).values()
-        ]
-        yield "Settings (setting=value), with their defaults", rows
+        yield "Settings (setting=value), with their defaults", _setting_rows(full_schema())
+        from experiments.sweep_config import AXES, OTHERS
+        from foundation.settings import SweepSection
+
+        axes = {name: about for name, (_, about) in AXES.items()} | OTHERS
+        yield (
+            "Sweeps: what varies (sweep.NAME=[...], or the section sweep: of a file)",
+            [(f"sweep.{name}", about) for name, about in axes.items()],
+        )
+        yield "Sweeps: how trials are chosen and run", _setting_rows(SweepSection)
+
+
+def _setting_rows(schema: type) -> list[tuple[str, ...]]:
+    from experiments.config import leaves, quote
+
+    return [
+        (leaf.key, quote(leaf.default), leaf.about + (f" [{_allowed(leaf)}]" if leaf.range else ""))
+        for leaf in leaves(schema).values()
+    ]
 
 
 def data(request: Request) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import machine, memory, partition, scale, start
+from benchmarks.__main__ import NAMES
 from benchmarks.tables import shown, spread, table, verdict
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +152,7 @@ def test_every_benchmark_runs_in_miniature(tmp_path):
     command = [sys.executable, "-m", "benchmarks", "--miniature", "--json", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = json.loads(path.read_text())
-    assert set(found) == {"workload_w", "memory", "start", "scale", "mapped"}
+    assert set(found) == set(NAMES)
     for each in found.values():
         assert {"benchmark", "machine", "result"} == set(each)
         assert isinstance(each["result"]["kept"], bool)

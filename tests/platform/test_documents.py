@@ -13,6 +13,8 @@ import pytest
 import experiments
 from experiments.config import load_config
 from experiments.runner import run_experiment
+from experiments.sweep_config import load_sweep
+from experiments.sweep_directory import read_rows
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "DECISIONS.md", "CHANGELOG.md")
@@ -83,11 +85,24 @@ def test_commands_of_the_door(line, tmp_path, capsys):
         assert platform.launch.main([*arguments, f"storage={tmp_path}"]) == 0
         assert len(list(tmp_path.glob("*/figures/*.png"))) == 2
         return
-    code = platform.launch.main(smaller(arguments, tmp_path))
+    swept = [] if load_sweep(*parts(arguments)) is None else ["sweep.seeds=[0]"]
+    arguments = [argument for argument in arguments if not argument.startswith("sweep.seeds")]
+    code = platform.launch.main(smaller([*arguments, *swept], tmp_path))
     printed = capsys.readouterr()
     assert code == 0, printed.err
+    if "--dry-run" in arguments:
+        assert "the sweep" in printed.out and not list(tmp_path.iterdir())
+        return
     (made,) = [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
-    assert f"Results: {made}" in printed.out and experiments.open_run(made).status.state == "finished"
+    assert f"Results: {made}" in printed.out
+    states = [row.status for row in read_rows(made)] if swept else [experiments.open_run(made).status.state]
+    assert states and set(states) == {"finished"}
+
+
+def parts(arguments):
+    """(file, overrides) of a command."""
+    request = platform.launch.parse(arguments)
+    return request.file, request.overrides
 
 
 class Stop(Exception):

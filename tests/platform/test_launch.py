@@ -21,6 +21,7 @@ import pytest
 
 import experiments.config
 import experiments.runner
+from experiments.sweep_config import load_sweep
 from foundation.errors import UserError
 from reports.summary import print_table
 
@@ -131,7 +132,7 @@ MISTAKES = [
     ("name=../up", "got '../up'"),
     ("name='a b'", "got 'a b'"),
     ("name=.hidden", "got '.hidden'"),
-    ("storage=s3://bucket/runs", "got the address 's3://bucket/runs'"),
+    ("storage=nowhere://bucket/runs", "an address that pyarrow or fsspec can open, got 'nowhere://bucket/runs'"),
     ("storage={folder}/a_file", "is a file"),
     ("storage={folder}/runtime_resources/pkg/runs", "which Ray deletes"),
     ("storage={folder} name=a_run", "exists already"),
@@ -265,13 +266,12 @@ def test_a_mistake_ends_the_process_before_ray_is_imported(typed: str, tmp_path:
 def test_no_arguments_are_the_demonstration() -> None:
     request = launch.parse([])
     assert request.command == "run"
-    config = experiments.config.load_config(request.file, request.overrides, env={})
-    assert (config.method, config.clusters, config.data.name, config.data.rotations) == (
-        "ifca",
-        4,
-        "digits",
-        4,
-    )
+    sweep = load_sweep(request.file, request.overrides, env={})
+    assert sweep is not None
+    assert [config.method for config in sweep.combinations.values()] == [
+        "fedavg", "ifca", "wecfl", "ifca+cam", "fesem+cam",
+    ]  # fmt: skip
+    assert (sweep.planned, sweep.base.data.name, sweep.base.data.rotations) == (15, "digits", 4)
 
 
 def test_options_and_overrides_in_any_order(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing.resource_tracker
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -168,15 +170,38 @@ def head_node(cpus: int) -> Iterator[Head]:
 
 
 @contextmanager
-def another_node(head: Head, cpus: int) -> Iterator[subprocess.Popen[bytes]]:
-    """One more node of that cluster; yields the process that all others of the node come from."""
+def another_node(
+    head: Head, cpus: int, hidden: Path | None = None, root: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """One more node of that cluster; yields the process that all others of the node come from.
+
+    `root`: a folder for this node's own temporary files, home and caches. `hidden`: a folder that this node does not
+    see what others have in.
+    """
+    environment = dict(head.environment)
     command = [
         f"{Path(sys.executable).parent}/ray", "start", "--address", head.gcs, "--block", "--num-cpus", str(cpus),
         "--node-ip-address", "127.0.0.1", "--dashboard-agent-listen-port", str(free_ports(1)[0]),
         "--object-store-memory", str(200 * 2**20), "--min-worker-port", "0", "--max-worker-port", "0",
     ]  # fmt: skip
-    with _running(command, head.environment, head.folder / "node.log") as process:
+    if root is not None:
+        command += ["--temp-dir", str(root / "t")]
+        for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
+            (root / name).mkdir(parents=True)
+            environment[name] = str(root / name)
+    if hidden is not None:
+        mount = f"mount -t tmpfs none {shlex.quote(str(hidden))} && exec {shlex.join(command)}"
+        command = ["unshare", "--mount", "sh", "-c", mount]
+    with _running(command, environment, head.folder / f"node-{uuid.uuid4().hex[:6]}.log") as process:
         yield process
+
+
+def can_hide() -> bool:
+    """Whether this machine lets us mount over a folder for one process alone."""
+    command = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /mnt"]
+    return (
+        shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    )
 
 
 @contextmanager

@@ -1,0 +1,444 @@
+"""A sweep from its description to its directory: trials on Ray Tune, or one after the other in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.cluster import connected
+from actors.placement import actor_count, capacity, fits
+from experiments.config import config_from_yaml, config_to_yaml
+from experiments.storage import filesystem, is_address, join, local_copy, read_text
+from experiments.sweep_config import Sweep, Trial, with_label
+from experiments.sweep_directory import FAILED, FINISHED, OVER, RUNNING, STOPPED, SweepDirectory, absolute
+from experiments.sweep_view import SweepView
+from foundation.errors import UserError
+from foundation.settings import ExperimentSettings
+
+SMALL = 50_000  # training samples in a round, over all clients: below it, actors cost more than they save
+_PENDING = "TUNE_MAX_PENDING_TRIALS_PG"
+_TUNE = {
+    # Tune writes no files of its own for trials, leaves Ctrl-C to us and does not count rounds of a second.
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_WARN_THRESHOLD_S": "60",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000",
+}
+
+
+def run_sweep(sweep: Sweep, address: str, *, command: str | None = None, quiet: bool = False) -> str:
+    """Run every trial; returns the sweep's address. A trial that fails does not stop the others."""
+    _check_data(sweep)
+    address = absolute(address)
+    directory = SweepDirectory.create(address, sweep)
+    with contextlib.closing(directory):
+        _go_on(directory, command, quiet)
+    return address
+
+
+def resume_sweep(address: str, *, quiet: bool = False) -> str:
+    """Go on with a sweep: what is finished stays, what was running goes on from its last checkpoint."""
+    address = absolute(address)
+    directory = SweepDirectory.open(address)
+    with contextlib.closing(directory):
+        left = [row for row in directory.rows.values() if row.status not in (FINISHED, STOPPED)]
+        known = len(directory.rows) >= directory.sweep.planned or directory.sweep.settings.sampler != "optuna"
+        if not left and known:
+            raise UserError(
+                f"Expected a sweep that is not over, got {address} with all {len(directory.rows)} trials done: "
+                "open its runs with experiments.open_run, or run it again under another name."
+            )
+        for row in left:  # a trial that failed is given another chance
+            row.status, row.reason = "waiting", ""
+        directory.write()
+        _go_on(directory, None, quiet)
+    return address
+
+
+def _check_data(sweep: Sweep) -> None:
+    """What only the data can say (is it there, does the network take it) is said before anything is started."""
+    from experiments.config import check_network
+    from federated_data import build_federation
+
+    seen: set[str] = set()
+    for label, config in sweep.combinations.items():
+        key = repr((config.data, config.partition, config.clients, config.model))
+        if key in seen:
+            continue
+        seen.add(key)
+
+        def try_it(config: ExperimentSettings = config) -> None:
+            federation = build_federation(config.data, config.partition, config.clients, config.seed)
+            check_network(config, federation.input_shape, federation.classes)
+
+        with_label(try_it, label, len(sweep.combinations))
+
+
+def _go_on(directory: SweepDirectory, command: str | None, quiet: bool) -> None:
+    sweep = directory.sweep
+    with SweepView(directory, quiet=quiet) as view:
+        if sweep.base.fleet.backend == "in_process":
+            _one_after_the_other(directory, view, command)
+            return
+        with connected(sweep.base.fleet, name=Path(directory.address).name) as where:
+            view.note(f"{directory.address}: {sweep.planned} trials on {where}")
+            _check_shared(directory.address)
+            TuneSweep(directory, view, command).run()
+
+
+# In this process ---------------------------------------------------------------------------------------------
+
+
+def _one_after_the_other(directory: SweepDirectory, view: SweepView, command: str | None) -> None:
+    from experiments.sweep_trial import TrialRun, payload
+
+    for trial in directory.sweep.trials():
+        if directory.rows[trial.name].status in OVER:
+            continue
+        given = payload(trial, directory.run_address(trial.name), command=command)
+        run = TrialRun(**{key: value for key, value in given.items() if key != "trial"})
+        directory.set(trial.name, RUNNING)
+        view.started(trial.name)
+        try:
+            while True:
+                result = run.step()
+                if result["done"]:
+                    directory.set(trial.name, result["state"], result["reason"])
+                view.update(trial.name, result)
+                if result["done"]:
+                    break
+        finally:
+            run.close()
+
+
+# On Ray Tune -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Room:
+    """What one trial reserves: `bundles` as Tune takes them, and the client actors among them (0: none)."""
+
+    bundles: list[dict[str, float]]
+    actors: int
+
+
+def room_for(
+    config: ExperimentSettings, choice: str, trials: int, nodes: Sequence[Mapping[str, float]]
+) -> Room:
+    """Where a trial's clients live, and what it reserves.
+
+    `auto`: in the trial's own process if nobody asked for actors and either there are trials enough to fill the
+    cluster or a round is small; else in actors, as many as its share of the cluster holds.
+    """
+    fleet = config.fleet
+    each = {"CPU": fleet.cpus, **({"GPU": fleet.gpus} if fleet.gpus else {})}
+    slots = max(capacity(nodes, fleet), 1)
+    asked = fleet.actors is not None or fleet.clients_per_actor is not None
+    steps = config.local.steps if config.local.epochs is None else 50 * config.local.epochs
+    small = steps * config.local.batch * config.clients * config.participation.fraction <= SMALL
+    if choice == "in_process" or (choice == "auto" and not asked and (trials >= slots or small)):
+        if not any(fits(node, fleet.cpus, fleet.gpus) for node in nodes):
+            actor_count(
+                dataclasses.replace(fleet, actors=1, clients_per_actor=None), 1, nodes
+            )  # says why not
+        return Room([each], 0)
+    count = actor_count(fleet, config.clients, nodes)
+    if not asked:
+        count = max(1, min(config.clients, slots // max(1, min(trials, slots))))
+    return Room([{}, *[each] * count], count)
+
+
+class TuneSweep:
+    """The trials of a sweep on the Ray cluster that this process is connected to."""
+
+    def __init__(self, directory: SweepDirectory, view: SweepView, command: str | None) -> None:
+        self.directory, self.view, self.command = directory, view, command
+        self.sweep = directory.sweep
+        self.label = uuid.uuid4().hex[:8]
+        self.nodes = live_nodes()
+
+    def run(self) -> None:
+        """Batch after batch: trials that compete with each other are one, plain grids are one altogether."""
+        from actors.node_data import SharedData
+
+        shared = SharedData(self.label)
+        try:
+            for batch in self._batches():
+                self._fit(batch)
+        finally:
+            shared.close()
+
+    def _batches(self) -> Iterator[tuple[str, list[Trial]]]:
+        """(combination, trials that are not over); with a scheduler those that are over are told again."""
+        sweep = self.sweep
+        if not sweep.tunes:
+            yield "", self._open(sweep.trials())
+            return
+        known = sweep.trials() if sweep.settings.sampler != "optuna" else _started(self.directory)
+        by_seed = sweep.settings.scheduler == "pbt"  # a population shares one partition, hence one seed
+        for label in sweep.combinations:
+            mine = [trial for trial in known if trial.combination == label]
+            for seed in sweep.seeds if by_seed else [None]:
+                yield label, [trial for trial in mine if seed is None or trial.seed == seed]
+
+    def _open(self, trials: list[Trial]) -> list[Trial]:
+        return [trial for trial in trials if self.directory.rows[trial.name].status not in OVER]
+
+    def _fit(self, batch: tuple[str, list[Trial]]) -> None:
+        from ray import tune
+
+        from experiments.sweep_search import Queue, Watcher, scheduler_of
+        from experiments.sweep_trial import TuneTrial
+
+        label, trials = batch
+        sweep, settings = self.sweep, self.sweep.settings
+        open_trials = self._open(trials)
+        if not open_trials and settings.sampler != "optuna":
+            return
+        study = None
+        if settings.sampler == "optuna":
+            study = self._study(label, trials)
+            if study is None:
+                return
+        told_again = settings.scheduler in ("asha", "median")
+        config = sweep.combinations[label or next(iter(sweep.combinations))]
+        count = max(len(open_trials), settings.samples * len(sweep.seeds) if study else 0)
+        rooms = {
+            name: room_for(each, settings.fleet, count, self.nodes)
+            for name, each in sweep.combinations.items()
+        }
+        queue = Queue(trials if told_again else open_trials, lambda trial: self._payload(trial, rooms), study)
+        slots = max(capacity(self.nodes, config.fleet), 1)
+        environment = {**_TUNE, _PENDING: str(1 if study else slots + 1)}
+        with _environment(environment), self._tune_folder() as (folder, system):
+            tuner = tune.Tuner(
+                tune.with_resources(TuneTrial, lambda given: tune.PlacementGroupFactory(given["bundles"])),
+                tune_config=tune.TuneConfig(
+                    search_alg=queue,
+                    scheduler=scheduler_of(sweep, config.rounds),
+                    num_samples=-1,
+                    max_concurrent_trials=settings.concurrent or 0,
+                    reuse_actors=True,
+                    trial_name_creator=_own_name,
+                    trial_dirname_creator=_own_name,
+                ),
+                run_config=tune.RunConfig(
+                    name="tune",
+                    storage_path=folder,
+                    storage_filesystem=system,
+                    verbose=0,
+                    callbacks=[Watcher(self)],
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                    failure_config=tune.FailureConfig(max_failures=config.fleet.restarts),
+                ),
+            )
+            tuner.fit()
+
+    def _payload(self, trial: Trial, rooms: Mapping[str, Room]) -> dict[str, Any]:
+        from experiments.sweep_trial import payload
+
+        settings = self.sweep.settings
+        room = rooms[trial.combination]
+        if settings.scheduler == "pbt":  # every figure that is told may be followed by an exchange
+            every = dataclasses.replace(trial.config.checkpoint, every=trial.config.evaluation.every)
+            trial = dataclasses.replace(trial, config=dataclasses.replace(trial.config, checkpoint=every))
+        return payload(
+            trial,
+            self.directory.run_address(trial.name),
+            bundles=room.bundles,
+            actors=room.actors,
+            label=self.label,
+            metric=settings.metric,
+            watched=settings.scheduler != "none",
+            replay=settings.scheduler in ("asha", "median"),
+            ended=self.directory.rows[trial.name].status in OVER,
+            command=self.command,
+        )
+
+    def _study(self, label: str, trials: list[Trial]) -> Any:
+        """Optuna's view of a combination, with what earlier processes found; None if nothing is left to do."""
+        from experiments.sweep_search import Study
+
+        groups: dict[str, list[Trial]] = {}
+        for trial in trials:
+            groups.setdefault(trial.group, []).append(trial)
+        figures = {group: self._figures(members) for group, members in groups.items()}
+        over = [group for group, members in groups.items() if not self._open(members)]
+        if len(over) >= self.sweep.settings.samples:
+            return None
+        past = [
+            (members[0].values, figures[group] if group in over else []) for group, members in groups.items()
+        ]
+        study = Study(self.sweep, label, past, self._added)
+        study.resume(self._open(trials), figures)
+        return study
+
+    def _figures(self, trials: Sequence[Trial]) -> list[float]:
+        from experiments.sweep_trial import told_rows
+
+        found = []
+        for trial in trials:
+            if self.directory.rows[trial.name].status in (FINISHED, STOPPED):
+                rows = told_rows(
+                    local_copy(self.directory.run_address(trial.name)), self.sweep.settings.metric
+                )
+                found += [
+                    row[self.sweep.settings.metric] for row in rows[-1:] if self.sweep.settings.metric in row
+                ]
+        return found
+
+    def _added(self, trials: list[Trial]) -> None:
+        self.directory.add(trials)
+
+    @contextlib.contextmanager
+    def _tune_folder(self) -> Iterator[tuple[str, Any]]:
+        """Where Tune may write. Only PBT hands states from trial to trial, hence from node to node, through it."""
+        if self.sweep.settings.scheduler != "pbt":
+            with tempfile.TemporaryDirectory(prefix="archipelago-tune-") as folder:
+                yield folder, None
+            return
+        address = join(self.directory.address, ".tune")
+        if is_address(address):
+            system, path = filesystem(address)
+            yield path, system
+            with contextlib.suppress(OSError):
+                system.delete_dir(path)
+            return
+        try:
+            yield str(Path(address).resolve()), None
+        finally:
+            shutil.rmtree(address, ignore_errors=True)
+
+    # What Tune tells ------------------------------------------------------------------------------------------
+
+    def started(self, trial: str) -> None:
+        """A trial has a process."""
+        if self.directory.rows[trial].status not in OVER:
+            self.directory.set(trial, RUNNING)
+        self.view.started(trial)
+
+    def told(self, trial: str, result: Mapping[str, Any]) -> None:
+        """A trial has come further."""
+        if result.get("done") and self.directory.rows[trial].status not in OVER:
+            self.directory.set(trial, result["state"], result["reason"])
+        self.view.update(trial, result)
+
+    def over(self, trial: str, result: Mapping[str, Any]) -> None:
+        """Tune is done with a trial, which may be sooner than the trial is."""
+        if self.directory.rows[trial].status not in OVER:
+            reason = f"stopped by {self.sweep.settings.scheduler} after round {result.get('round', 0)}"
+            self.directory.set(trial, STOPPED, reason)
+        self.view.over(trial)
+
+    def again(self, trial: str, why: str) -> None:
+        """A trial lost its process or its node."""
+        self.view.note(f"{trial} goes on from its last checkpoint: {why}")
+
+    def lost(self, trial: str, why: str) -> None:
+        """A trial lost its process too often."""
+        self.directory.set(trial, FAILED, why)
+        self.view.over(trial)
+
+
+def _own_name(trial: Any) -> str:
+    return str(trial.config["trial"])
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for a while: Tune knows most of its settings no other way."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _started(directory: SweepDirectory) -> list[Trial]:
+    """Trials that an earlier process drew and began, from their run directories."""
+    import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
+
+    found = []
+    for row in directory.rows.values():
+        text = read_text(join(directory.run_address(row.trial), "config.yaml"))
+        if text is None:
+            continue
+        config = config_from_yaml(text)
+        flat = _dotted(yaml.safe_load(config_to_yaml(config)))
+        values = {key: flat[key] for key in directory.sweep.space}
+        label = row.group.rpartition(" | ")[0]
+        found.append(Trial(row.trial, row.group, row.seed, config, label, values))
+    # A trial that was drawn but never began is drawn anew.
+    for name in [row.trial for row in directory.rows.values() if not row.run]:
+        del directory.rows[name]
+    return found
+
+
+def _dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+# The cluster -------------------------------------------------------------------------------------------------
+
+
+def live_nodes() -> list[dict[str, float]]:
+    """The resources of every node that is alive."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _check_shared(address: str) -> None:
+    """Several nodes must see one storage; what one writes, every other must be able to read."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if is_address(address) or len(nodes) < 2:
+        return
+    folder = Path(address).resolve()
+    probe = folder / f".probe-{uuid.uuid4().hex[:8]}"
+    probe.write_text("archipelago")
+    ask = ray.remote(num_cpus=0, max_retries=0)(_sees)
+    try:
+        answers = {
+            node["NodeName"]: ask.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            ).remote(str(probe))
+            for node in nodes
+        }
+        blind = [name for name, answer in answers.items() if not ray.get(answer)]
+    finally:
+        probe.unlink(missing_ok=True)
+    if blind:
+        raise UserError(
+            f"Expected storage that all {len(nodes)} nodes of the cluster share, got '{address}', which "
+            f"{', '.join(blind)} cannot read and write: give a network folder or an address, as in storage=s3://bucket."
+        )
+
+
+def _sees(probe: str) -> bool:
+    path = Path(probe)
+    try:
+        return path.read_text() == "archipelago" and os.access(path.parent, os.W_OK)
+    except OSError:
+        return False

@@ -1,0 +1,229 @@
+"""Which trial comes next, and which is stopped: Ray Tune's samplers and schedulers around a sweep's own list."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from ray.tune import Callback
+from ray.tune.schedulers import (
+    AsyncHyperBandScheduler,
+    FIFOScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
+from ray.tune.search import Searcher
+
+from experiments.sweep_config import Sweep, Trial, domain
+from foundation.errors import UserError
+from foundation.randomness import generator
+
+Payload = Callable[[Trial], dict[str, Any]]
+
+
+def scheduler_of(sweep: Sweep, rounds: int) -> TrialScheduler:
+    """Tune's scheduler; it only ever sees figures on validation data, by round."""
+    settings, mode = sweep.settings, sweep.mode
+    if settings.scheduler == "asha":
+        return AsyncHyperBandScheduler(
+            time_attr="training_iteration", metric=settings.metric, mode=mode, max_t=rounds,
+            grace_period=min(settings.grace, rounds), reduction_factor=settings.reduction,
+        )  # fmt: skip
+    if settings.scheduler == "median":
+        return MedianStoppingRule(
+            time_attr="training_iteration", metric=settings.metric, mode=mode, grace_period=settings.grace
+        )
+    if settings.scheduler == "pbt":
+        return PopulationBasedTraining(
+            time_attr="training_iteration", metric=settings.metric, mode=mode, synch=True,
+            perturbation_interval=settings.interval, log_config=False,
+            hyperparam_mutations={"values": {key: domain(key, text) for key, text in sweep.space.items()}},
+        )  # fmt: skip
+    return FIFOScheduler()
+
+
+class Queue(Searcher):
+    """Hands out trials that are known, in order, then those that a study suggests."""
+
+    def __init__(self, trials: Iterable[Trial], payload: Payload, study: Study | None = None) -> None:
+        super().__init__()
+        self._ready = deque(trials)
+        self._payload, self._study = payload, study
+        self._given: dict[str, Trial] = {}
+
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
+    ) -> bool:
+        """The list is the space."""
+        return True
+
+    def suggest(self, trial_id: str) -> Any:
+        """The next trial; None if one must first be over."""
+        if not self._ready and self._study is not None:
+            self._ready.extend(self._study.next())
+        if not self._ready:
+            return Searcher.FINISHED
+        trial = self._given[trial_id] = self._ready.popleft()
+        return self._payload(trial)
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """What a trial came to."""
+        if self._study is not None:
+            self._study.tell(self._given[trial_id], result or {})
+
+    def save(self, checkpoint_path: str) -> None:
+        """A sweep is resumed from its directory, not from Tune's own state."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """See `save`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune keeps a copy to restore from, which a sweep never does: its directory says where it is."""
+        return {}
+
+
+class Watcher(Callback):
+    """Keeps the sweep's directory and the live view up to date with what Tune does."""
+
+    def __init__(self, sweep: Listener) -> None:
+        self._sweep = sweep
+
+    def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """A trial has a process."""
+        self._sweep.started(str(trial))
+
+    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
+        """A trial has come further."""
+        self._sweep.told(str(trial), result)
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Tune is done with a trial."""
+        self._sweep.over(str(trial), trial.last_result or {})
+
+    def on_trial_recover(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """A trial is begun again."""
+        self._sweep.again(str(trial), _in_short(trial.get_error()))
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """A trial was begun again too often."""
+        self._sweep.lost(str(trial), _in_short(trial.get_error()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """See `Queue`."""
+        return {}
+
+
+class Listener(Protocol):
+    """Who wants to know; all but the first argument say what happened to the trial of that name."""
+
+    def started(self, trial: str) -> None:
+        """It has a process."""
+
+    def told(self, trial: str, result: Mapping[str, Any]) -> None:
+        """It has come further."""
+
+    def over(self, trial: str, result: Mapping[str, Any]) -> None:
+        """It is done with."""
+
+    def again(self, trial: str, why: str) -> None:
+        """It is begun again."""
+
+    def lost(self, trial: str, why: str) -> None:
+        """It is given up."""
+
+
+def _in_short(error: Any) -> str:
+    """Why Tune had to begin a trial again."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    if type(error).__name__ in ("RayActorError", "ActorDiedError", "NodeDiedError") or not lines:
+        return "its process or node was lost"
+    return lines[-1]
+
+
+class Study:
+    """Optuna, through Ray Tune: every point it suggests becomes one trial for each seed, and learns their mean."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        label: str,
+        past: Iterable[tuple[Mapping[str, Any], list[float]]],
+        added: Callable[[list[Trial]], None],
+    ) -> None:
+        try:
+            from ray.tune.search.optuna import OptunaSearch
+        except ImportError as error:
+            raise UserError(NO_OPTUNA) from error
+
+        settings = sweep.settings
+        self._sweep, self._label, self._added = sweep, label, added
+        seed = int(generator(settings.sampler_seed, "optuna", slot=label).integers(2**31))
+        self._optuna = OptunaSearch(
+            space={key: domain(key, text) for key, text in sweep.space.items()},
+            metric=settings.metric, mode=sweep.mode, seed=seed,
+        )  # fmt: skip
+        self._left = settings.samples
+        self._open: dict[
+            str, tuple[str, list[float], int]
+        ] = {}  # group -> (Optuna's id, figures, trials open)
+        for values, figures in past:
+            self._left -= 1
+            if figures:
+                self._optuna.add_evaluated_point(_flat(values), sum(figures) / len(figures))
+
+    def resume(self, trials: Iterable[Trial], finished: Mapping[str, list[float]]) -> None:
+        """Trials of points that were suggested in an earlier process and are not over."""
+        groups: dict[str, list[Trial]] = {}
+        for trial in trials:
+            groups.setdefault(trial.group, []).append(trial)
+        for group, members in groups.items():
+            self._open[group] = ("", list(finished.get(group, [])), len(members))
+
+    def next(self) -> list[Trial]:
+        """The trials of the next point; none when all were given."""
+        if self._left <= 0:
+            return []
+        self._left -= 1
+        name = f"point-{self._left}"
+        values = self._optuna.suggest(name)
+        if not isinstance(values, dict):
+            return []
+        trials = [self._sweep.trial(self._label, values, seed) for seed in self._sweep.seeds]
+        group = trials[0].group
+        if group in self._open:  # drawn twice: it is not run twice
+            self._optuna.on_trial_complete(name, error=True)
+            return self.next()
+        self._open[group] = (name, [], len(trials))
+        self._added(trials)
+        return trials
+
+    def tell(self, trial: Trial, result: Mapping[str, Any]) -> None:
+        """A trial is over; its point is, too, when all its seeds are."""
+        name, figures, left = self._open[trial.group]
+        value = result.get(self._sweep.settings.metric)
+        if isinstance(value, int | float) and math.isfinite(value) and result.get("state") != "failed":
+            figures.append(float(value))
+        self._open[trial.group] = (name, figures, left - 1)
+        if left > 1:
+            return
+        mean = sum(figures) / len(figures) if figures else None
+        if name:
+            told = {self._sweep.settings.metric: mean} if mean is not None else None
+            self._optuna.on_trial_complete(name, result=told, error=mean is None)
+        elif mean is not None:
+            self._optuna.add_evaluated_point(_flat(trial.values), mean)
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(values)
+
+
+NO_OPTUNA = (
+    "Expected the package optuna for sweep.sampler=optuna, but it is not installed: pip install optuna, or use "
+    "sweep.sampler=random."
+)

@@ -1,0 +1,56 @@
+"""TensorBoard logs, read back as TensorBoard reads them."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from experiments import open_run
+from experiments.runner import resume, run_experiment
+from tests.support.experiments import config_of
+
+
+def scalars(run: Path, name: str) -> dict[int, float]:
+    """Step -> value over all event files, in order; the newest wins, as after a purge."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found: dict[int, float] = {}
+    for file in sorted((run / "tensorboard").glob("events.*"), key=lambda path: path.stat().st_mtime_ns):
+        content = file.read_bytes()
+        while content:
+            (length,) = struct.unpack("<Q", content[:8])
+            event = Event.FromString(content[12 : 12 + length])
+            content = content[16 + length :]
+            for value in event.summary.value:
+                if value.tag == name:
+                    found[event.step] = value.simple_value
+    return found
+
+
+class Stop(Exception):
+    pass
+
+
+def test_every_round_is_logged_once_after_a_stop_too(tmp_path: Path) -> None:
+    def stop(report: object) -> None:
+        if report.round == 3:  # type: ignore[attr-defined]  # a RoundReport
+            raise Stop
+
+    path = tmp_path / "run"
+    with pytest.raises(Stop):
+        run_experiment(config_of("tensorboard=true", "checkpoint.every=2"), path, stop, quiet=True)
+    assert list(scalars(path, "micro_accuracy")) == [1, 2, 3]
+    resume(path, quiet=True)
+    metrics = open_run(path).metrics
+    assert scalars(path, "micro_accuracy") == pytest.approx(
+        dict(zip(metrics["round"], metrics["micro_accuracy"], strict=True))
+    )
+    assert set(scalars(path, "seconds/round")) == {1, 2, 3, 4}
+    assert set(scalars(path, "cluster_size/0")) == {1, 2, 3, 4}
+
+
+def test_nothing_is_logged_unless_it_is_asked_for(tmp_path: Path) -> None:
+    run_experiment(config_of("rounds=1"), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run/tensorboard").exists()

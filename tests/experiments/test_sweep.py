@@ -1,0 +1,245 @@
+"""Sweeps without Ray: trials one after the other in this process, as the same code runs them on Ray Tune."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from actors.placement import Node
+from experiments.runner import run_experiment
+from experiments.storage import Mirror, join, local_copy, read_text, write_text
+from experiments.sweep import resume_sweep, room_for, run_sweep
+from experiments.sweep_directory import SweepDirectory, read_rows
+from experiments.sweep_dry import describe
+from experiments.sweep_trial import TrialRun, payload
+from experiments.sweep_view import SweepView
+from foundation.errors import UserError
+from tests.support import killers
+from tests.support.experiments import config_of
+from tests.support.runs import assert_equal_runs
+from tests.support.sweeps import assert_equal_sweeps, rows_of, sweep_of
+
+HERE = "fleet.backend=in_process"
+
+
+def test_a_trial_is_the_run_that_it_would_be_alone(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, HERE, "sweep.methods=[fedavg,ifca]", "sweep.seeds=[0,3]")
+    address = run_sweep(sweep, str(tmp_path / "sweep"), quiet=True)
+    assert [(row.trial, row.status, row.run) for row in read_rows(address)] == [
+        (f"{method}-seed{seed}", "finished", f"runs/{method}-seed{seed}")
+        for method in ("fedavg", "ifca")
+        for seed in (0, 3)
+    ]
+    alone = run_experiment(config_of("method=ifca", "seed=3"), tmp_path / "alone", quiet=True)
+    assert_equal_runs(tmp_path / "sweep/runs/ifca-seed3", alone)
+    with pytest.raises(UserError, match="all 4 trials done"):
+        resume_sweep(address, quiet=True)
+    with pytest.raises(UserError, match="exists already; go on with it"):
+        run_sweep(sweep, address, quiet=True)
+
+
+@pytest.fixture
+def armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "armed"
+    folder.mkdir()
+    monkeypatch.setenv(killers.FOLDER, str(folder))
+    yield folder
+
+
+def test_a_trial_that_fails_says_why_and_does_not_stop_the_others(armed: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(
+        tmp_path,
+        HERE,
+        "sweep.methods=[fedavg,ifca]",
+        "rounds=3",
+        *(m for m in killers.MODULE[1:]),
+        "checkpoint.every=1",
+    )
+    killers.arm("training", after=30, action="raise")  # in the second round of the first trial
+    address = run_sweep(sweep, str(tmp_path / "sweep"), quiet=True)
+    rows = rows_of(address)
+    assert (rows["fedavg-seed0"].status, rows["ifca-seed0"].status) == ("failed", "finished")
+    assert "told to fail by a test" in rows["fedavg-seed0"].reason
+    resume_sweep(address, quiet=True)  # a failed trial is given another chance, from its last checkpoint
+    assert {row.status for row in read_rows(address)} == {"finished"}
+    undisturbed = run_sweep(sweep, str(tmp_path / "undisturbed"), quiet=True)
+    assert_equal_sweeps(address, undisturbed)
+
+
+def test_a_trial_that_is_closed_goes_on_where_it_was(tmp_path: Path) -> None:
+    (trial,) = sweep_of(tmp_path, "method=ifca", "sweep.seeds=[1]", "rounds=6", "checkpoint.every=2").trials()
+    given = {key: value for key, value in payload(trial, str(tmp_path / "run")).items() if key != "trial"}
+    metric = "micro_accuracy"
+    first = TrialRun(**given, metric=metric, watched=True)
+    told = [first.step() for _ in range(3)]
+    assert [result["round"] for result in told] == [1, 2, 3] and not told[-1]["done"]
+    first.close()
+    again = TrialRun(**given, metric=metric, watched=True, replay=True)
+    replayed = [again.step() for _ in range(6)]
+    assert [result["round"] for result in replayed] == [1, 2, 3, 4, 5, 6]
+    assert [result[metric] for result in replayed[:3]] == [result[metric] for result in told]
+    assert replayed[-1]["done"] and replayed[-1]["state"] == "finished"
+    over = TrialRun(**given, metric=metric, watched=True, replay=True)
+    assert [over.step()["done"] for _ in range(6)] == [False] * 5 + [True]  # told again, not run again
+    alone = run_experiment(config_of("method=ifca", "seed=1", "rounds=6"), tmp_path / "alone", quiet=True)
+    assert_equal_runs(tmp_path / "run", alone)
+    part = TrialRun(**{**given, "address": str(tmp_path / "part")}, metric=metric, watched=True)
+    part.step(), part.step(), part.close()
+    stopped = TrialRun(
+        **{**given, "address": str(tmp_path / "part")}, metric=metric, watched=True, replay=True, ended=True
+    )
+    assert [(result["round"], result["done"]) for result in (stopped.step(), stopped.step())] == [
+        (1, False),
+        (2, True),
+    ]
+
+
+def test_a_state_is_taken_over_with_other_values(tmp_path: Path) -> None:
+    settings = ("method=fedavg", "sweep.seeds=[0]", "rounds=4", "checkpoint.every=1")
+    (trial,) = sweep_of(tmp_path, *settings).trials()
+    runs = []
+    for name, lr in (("good", 0.1), ("bad", 0.001)):
+        given = {key: value for key, value in payload(trial, str(tmp_path / name)).items() if key != "trial"}
+        runs.append(TrialRun(**{**given, "values": {"local.lr": lr}}, metric="micro_loss", watched=True))
+    good, bad = runs
+    for run in runs:
+        run.step(), run.step()
+    (tmp_path / "saved").mkdir()
+    good.save(tmp_path / "saved")
+    bad.take_over(tmp_path / "saved", {"local.lr": 0.1})
+    results = [run.step() for run in (good, bad)]
+    assert (
+        results[0]["micro_loss"] == results[1]["micro_loss"]
+    )  # the same state, the same values: the same round
+    bad.close()
+    # Killed now, it goes on with the values that it was given last.
+    resumed = TrialRun(
+        str(tmp_path / "bad"), given["settings"], {"local.lr": 0.001}, metric="micro_loss", watched=True
+    )
+    assert resumed.step()["round"] == 3  # told again
+    assert resumed.step()["micro_loss"] == good.step()["micro_loss"]
+    for run in (good, resumed):
+        run.close()
+    assert (
+        "Took over the state of good; goes on with local.lr=0.1."
+        in (tmp_path / "bad/events.jsonl").read_text()
+    )
+
+
+# Where clients live -------------------------------------------------------------------------------------------
+
+NODE: Node = {"CPU": 4.0, "GPU": 2.0}
+
+
+def room(
+    trials: int, *settings: str, choice: str = "auto", nodes: tuple[Node, ...] = (NODE,)
+) -> tuple[int, int]:
+    """(bundles, actors)."""
+    found = room_for(config_of(*settings), choice, trials, nodes)
+    return len(found.bundles), found.actors
+
+
+def test_small_or_many_trials_need_no_actors() -> None:
+    large = ("clients=100", "local.steps=50", "local.batch=64")
+    assert room(1) == (1, 0)  # a round is small
+    assert room(4, *large) == (1, 0)  # the trials fill the cluster
+    assert room(2, *large) == (3, 2)  # two trials share four CPUs; the first bundle is the trial's own
+    assert room(1, *large) == (5, 4)
+    assert room(8, "fleet.actors=3") == (4, 3)  # who asks for actors gets them
+    assert room(8, "clients=8", "fleet.clients_per_actor=4") == (3, 2)
+    assert room(1, *large, choice="in_process") == (1, 0)
+    assert room(8, choice="actors") == (2, 1)
+    assert room_for(config_of("clients=8"), "auto", 9, (NODE,)).bundles == [{"CPU": 1.0}]
+
+
+def test_a_trial_that_no_node_can_hold_is_a_sentence() -> None:
+    with pytest.raises(UserError, match="Expected room for 1 client actor of 8 CPU"):
+        room(9, "fleet.cpus=8")
+
+
+# What is shown ------------------------------------------------------------------------------------------------
+
+
+def test_the_view_has_a_line_for_each_trial_that_is_over(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, HERE, "sweep.methods=[fedavg,ifca]", "sweep.seeds=2")
+    directory = SweepDirectory.create(str(tmp_path / "sweep"), sweep)
+    stream, now = io.StringIO(), [0.0]
+    with SweepView(directory, stream=stream, clock=lambda: now[0]) as view:
+        for seed, accuracy in enumerate((0.5, 0.7)):
+            now[0] += 10
+            directory.set(f"ifca-seed{seed}", "finished")
+            shown = {"micro_accuracy": accuracy}
+            view.update(f"ifca-seed{seed}", {"round": 4, "rounds": 4, "shown": shown, "done": True})
+        directory.set("fedavg-seed0", "failed", "no luck")
+        view.update("fedavg-seed0", {"round": 1, "rounds": 4, "done": True})
+        view.over("fedavg-seed0")  # told once
+    directory.close()
+    assert stream.getvalue().splitlines() == [
+        "1/4  ifca  (1/2 seeds)  accuracy 0.5000  30 s left",
+        "2/4  ifca  (2/2 seeds)  accuracy 0.6000 ± 0.1414  20 s left",
+        "fedavg-seed0 failed: no luck",
+        "3/4  fedavg  (1/2 seeds)  7 s left",
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_view_on_a_terminal_is_a_table_of_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    sweep = sweep_of(tmp_path, HERE, "sweep.methods=[fedavg,ifca]", "sweep.seeds=2")
+    directory, stream = SweepDirectory.create(str(tmp_path / "sweep"), sweep), Terminal()
+    with SweepView(directory, stream=stream) as view:
+        view.note("hello")
+        directory.set("ifca-seed1", "finished")
+        view.update("ifca-seed1", {"round": 4, "rounds": 4, "shown": {"micro_accuracy": 0.25}, "done": True})
+    directory.close()
+    last = stream.getvalue()
+    assert "hello" in last and "1/4 trials" in last
+    assert "accuracy 0.2500" in last and "fedavg" in last and "1/2" in last
+
+
+def test_a_dry_run_says_trials_resources_and_time(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, "sweep.methods=[fedavg,ifca]", "sweep.seeds=3", HERE)
+    parts = {title: dict(row[:2] for row in rows) for title, rows in describe(sweep)}
+    trials, resources, seconds = parts
+    assert trials == "6 trials: 2 combinations x 3 seeds ([0, 1, 2])"
+    assert list(parts[trials]) == ["fedavg", "ifca"] and parts[resources]["trials at a time"] == "1"
+    assert parts[seconds]["calibrated"] == "2 of 2 combinations, two rounds each"
+    assert not list(tmp_path.iterdir())  # nothing was written
+
+
+# Object stores ------------------------------------------------------------------------------------------------
+
+
+def test_a_mirror_sends_what_changed_and_removes_what_is_gone(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", f"file://{tmp_path / 'there'}"
+    (here / "checkpoints/round-000002").mkdir(parents=True)
+    (here / "checkpoints/round-000002/manifest.json").write_text("{}")
+    (here / "metrics.csv").write_text("round\n1\n")
+    (here / ".lock").write_text("process 1")
+    mirror = Mirror(here, there)
+    mirror.follow()
+    sent = {
+        path.relative_to(tmp_path / "there").as_posix()
+        for path in (tmp_path / "there").rglob("*")
+        if path.is_file()
+    }
+    assert sent == {"checkpoints/round-000002/manifest.json", "metrics.csv"}
+    (here / "metrics.csv").write_text("round\n1\n2\n")
+    mirror.follow()  # no new checkpoint: nothing to send
+    assert read_text(join(there, "metrics.csv")) == "round\n1\n"
+    (here / "checkpoints/round-000002").rename(here / "checkpoints/round-000004")
+    mirror.follow()
+    assert read_text(join(there, "metrics.csv")) == "round\n1\n2\n"
+    assert read_text(join(there, "checkpoints/round-000002/manifest.json")) is None
+    copy = local_copy(there)
+    assert (copy / "checkpoints/round-000004/manifest.json").read_text() == "{}"
+    write_text(join(there, "a/b.txt"), "x")
+    assert read_text(join(there, "a/b.txt")) == "x" and read_text(join(there, "none")) is None

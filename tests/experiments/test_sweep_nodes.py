@@ -1,0 +1,90 @@
+"""Sweeps on clusters of several nodes: separate raylets, each with temporary files, home and caches of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments.sweep import run_sweep
+from tests.support.clusters import ROOT, Head, another_node, can_hide, family, head_node, short_folder
+from tests.support.sweeps import assert_equal_sweeps, rows_of, settings_of, sweep_of
+
+pytestmark = [pytest.mark.ray, pytest.mark.full]
+
+SWEEP = ("sweep.methods=[fedavg,ifca]", "sweep.seeds=[0,1]", "checkpoint.every=4")
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    with head_node(cpus=1) as started:
+        yield started
+
+
+def door(*settings: str) -> list[str]:
+    return [sys.executable, "-m", "platform.launch", *settings_of(*SWEEP, *settings)]
+
+
+def wait_for_node(process: subprocess.Popen[bytes]) -> None:
+    while len(family(process.pid)) < 4:  # a raylet and its agents
+        assert process.poll() is None
+        time.sleep(0.2)
+
+
+def test_a_lost_node_s_trials_are_finished_on_another(head: Head, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    storage = tmp_path / "shared"
+    storage.mkdir()
+    rounds = "rounds=60"
+    with short_folder() as root, another_node(head, cpus=2, root=root) as node:
+        wait_for_node(node)
+        with log.open("wb") as output:
+            driver = subprocess.Popen(
+                door(rounds, f"storage={storage}", "name=lost"),
+                cwd=ROOT, env={**head.environment, "RAY_ADDRESS": head.gcs}, stdout=output, stderr=output,
+            )  # fmt: skip
+        try:
+            runs = storage / "lost/runs"
+            while len(list(runs.glob("*/checkpoints/round-000004"))) < 3:  # one of them runs on the head
+                assert driver.poll() is None, log.read_text()
+                time.sleep(0.01)
+            for member in family(node.pid):
+                member.kill()
+            assert driver.wait(240) == 0, log.read_text()
+        finally:
+            driver.kill()
+            driver.wait()
+    assert "goes on from its last checkpoint: its process or node was lost" in log.read_text()
+    assert {row.status for row in rows_of(storage / "lost").values()} == {"finished"}
+    whole = sweep_of(tmp_path, *SWEEP, rounds, "fleet.backend=in_process")
+    assert_equal_sweeps(storage / "lost", run_sweep(whole, str(tmp_path / "whole"), quiet=True))
+
+
+@pytest.mark.skipif(not can_hide(), reason="this machine does not let a test mount a folder")
+def test_nodes_without_shared_storage_are_told_before_anything_starts(head: Head, tmp_path: Path) -> None:
+    storage = tmp_path / "not-shared"
+    storage.mkdir()
+    with short_folder() as root, another_node(head, cpus=1, hidden=storage, root=root) as node:
+        wait_for_node(node)
+        told = head.call(*door(f"storage={storage}", "name=none"), RAY_ADDRESS=head.gcs)
+    assert told.returncode == 2, told.stdout + told.stderr
+    sentence = told.stderr.strip().splitlines()[-1]
+    assert sentence.startswith("Expected storage that all 2 nodes of the cluster share, got")
+    assert not (storage / "none/runs").exists()
+
+
+def test_a_sweep_as_a_ray_job(head: Head, tmp_path: Path) -> None:
+    done = head.call(
+        "ray", "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--",
+        "python", "-m", "platform.launch", *settings_of(*SWEEP), f"storage={tmp_path}", "name=job",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"Results: {tmp_path / 'job'}" in done.stdout
+    whole = run_sweep(
+        sweep_of(tmp_path, *SWEEP, "fleet.backend=in_process"), str(tmp_path / "whole"), quiet=True
+    )
+    assert_equal_sweeps(tmp_path / "job", whole)

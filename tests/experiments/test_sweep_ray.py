@@ -1,0 +1,217 @@
+"""Sweeps on Ray Tune, on a real cluster: kills, placement groups, shares of GPUs, metrics, tuning."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from actors.telemetry import COUNTERS, GAUGES
+from experiments import open_run
+from experiments.sweep import TuneSweep, resume_sweep, run_sweep
+from tests.support.clusters import ROOT
+from tests.support.sweeps import assert_equal_sweeps, rows_of, settings_of, sweep_of
+
+pytestmark = pytest.mark.ray
+
+
+def finished(address: Path) -> int:
+    file = address / "trials.csv"
+    return file.read_text().count(",finished,") if file.exists() else 0
+
+
+def test_a_sweep_killed_with_sigkill_is_resumed_to_the_same_bits(ray_cluster: Path, tmp_path: Path) -> None:
+    settings = (
+        "sweep.methods=[fedavg,ifca]",
+        "sweep.seeds=[0,1]",
+        "rounds=25",
+        "checkpoint.every=4",
+        "sweep.concurrent=2",
+    )
+    address, log = tmp_path / "killed", tmp_path / "log"
+    typed = [*settings_of(*settings), f"storage={tmp_path}", "name=killed"]
+    gcs = ray.get_runtime_context().gcs_address
+    with log.open("wb") as output:
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "platform.launch", *typed, f"fleet.address={gcs}"],
+            cwd=ROOT, stdout=output, stderr=output,
+        )  # fmt: skip
+    try:
+        while finished(address) < 2 or not (address / "runs/ifca-seed0/checkpoints/round-000004").exists():
+            assert driver.poll() is None, log.read_text()
+            time.sleep(0.005)
+    finally:
+        driver.kill()
+        driver.wait()
+    kept = {name: (address / row.run / "metrics.csv").stat().st_mtime_ns
+            for name, row in rows_of(address).items() if row.status == "finished"}  # fmt: skip
+    assert 2 <= len(kept) < 4, log.read_text()
+    resume_sweep(str(address), quiet=True)
+    assert all(
+        (address / "runs" / name / "metrics.csv").stat().st_mtime_ns == at for name, at in kept.items()
+    )
+    undisturbed = run_sweep(
+        sweep_of(tmp_path, *settings, "fleet.backend=in_process"), str(tmp_path / "whole"), quiet=True
+    )
+    assert_equal_sweeps(address, undisturbed)
+
+
+def test_actors_of_a_trial_are_in_its_placement_group_with_shares_of_a_gpu(
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of a GPU for each trial's one client actor, two trials at a time."""
+    settings = ("method=ifca", "sweep.seeds=[0,1]", "rounds=12", "evaluation.every=6")
+    seen: list[tuple[set[str], dict[str, float]]] = []
+    told = TuneSweep.told
+
+    def look(sweep: TuneSweep, trial: str, result: Any) -> None:
+        seen.append(_names_and_use())
+        told(sweep, trial, result)
+
+    monkeypatch.setattr(TuneSweep, "told", look)
+    monkeypatch.setattr("experiments.sweep_trial.QUIET_SECONDS", 0.0)
+    sweep = sweep_of(tmp_path, *settings, "fleet.actors=1", "fleet.gpus=0.25")
+    address = run_sweep(sweep, str(tmp_path / "sweep"), quiet=True)
+    names = set().union(*(names for names, _ in seen))
+    wanted = {f"ifca-digits-seed{seed}/{part}" for seed in (0, 1) for part in ("server", "clients-0")}
+    assert wanted <= names
+    # All that is reserved are the trials' placement groups: their actors have no other place to be in.
+    assert {used["GPU"] for _, used in seen} <= {0.25, 0.5} and {used["CPU"] for _, used in seen} <= {
+        1.0,
+        2.0,
+    }
+    alone = sweep_of(tmp_path, *settings, "fleet.backend=in_process")
+    assert_equal_sweeps(address, run_sweep(alone, str(tmp_path / "alone"), quiet=True))
+
+
+def _names_and_use() -> tuple[set[str], dict[str, float]]:
+    """Names of the actors that are alive, without what makes them unique, and what is reserved."""
+    names = {entry["name"].rpartition("-")[0] for entry in ray.util.list_named_actors(all_namespaces=True)}
+    total, free = ray.cluster_resources(), ray.available_resources()
+    return names, {name: total[name] - free.get(name, 0.0) for name in ("CPU", "GPU")}
+
+
+def test_the_metrics_endpoint_tells_every_round(ray_cluster: Path, tmp_path: Path) -> None:
+    """What Prometheus would scrape; data is loaded once for all trials of a node."""
+    built: list[list[str]] = []
+
+    def look(view: object) -> None:
+        for entry in ray.util.list_named_actors(all_namespaces=True):
+            if entry["name"].startswith("data/"):
+                with contextlib.suppress(ray.exceptions.RayActorError, ValueError):
+                    actor = ray.get_actor(entry["name"], namespace=entry["namespace"])
+                    built.append(ray.get(actor.about.remote()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("experiments.sweep_view.SweepView.over", lambda view, trial: look(view))
+        sweep = sweep_of(
+            tmp_path, "sweep.methods=[ifca,fedavg,fesem]", "sweep.seeds=[5]", "sweep.concurrent=2"
+        )
+        run_sweep(sweep, str(tmp_path / "metered"), quiet=True)
+    assert max(len(keys) for keys in built) == 1
+    (node,) = [node for node in ray.nodes() if node["Alive"]]
+    wanted = {f"ray_{name}" for name in (*GAUGES, *COUNTERS)}
+    deadline = time.monotonic() + 60
+    while True:
+        page = _page(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics")
+        lines = [line for line in page.splitlines() if 'run="ifca-seed5"' in line]
+        found = {line.split("{")[0] for line in lines}
+        if wanted <= found or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    assert wanted <= found
+    values = {line.split("{")[0]: float(line.split()[-1]) for line in lines}
+    metrics = open_run(tmp_path / "metered/runs/ifca-seed5").metrics
+    assert values["ray_archipelago_round"] == 4 == values["ray_archipelago_rounds_total"]
+    assert values["ray_archipelago_accuracy"] == pytest.approx(metrics["micro_accuracy"].iloc[-1])
+    assert any('method="ifca"' in line and 'data="digits"' in line and 'seed="5"' in line for line in lines)
+
+
+def _page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+TUNED = ("method=fedavg", "partition.validation=0.2", "rounds=6", "sweep.grace=2", "sweep.reduction=2",
+         "sweep.interval=2", "sweep.sample.local.lr=loguniform(0.001,0.5)")  # fmt: skip
+
+
+def curves(address: str | Path) -> dict[str, str]:
+    return {
+        name: (Path(address) / row.run / "metrics.csv").read_text()
+        for name, row in rows_of(address).items()
+        if row.run
+    }
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scheduler", ["asha", "median"])
+def test_a_scheduler_stops_trials_and_every_curve_is_the_undisturbed_one(
+    ray_cluster: Path, tmp_path: Path, scheduler: str
+) -> None:
+    settings = (*TUNED, "sweep.sampler=random", "sweep.samples=8", "sweep.concurrent=4", "sweep.seeds=[0]")
+    address = run_sweep(
+        sweep_of(tmp_path, *settings, f"sweep.scheduler={scheduler}"), str(tmp_path / "tuned"), quiet=True
+    )
+    rows = rows_of(address)
+    assert {row.status for row in rows.values()} <= {"finished", "stopped"} and len(rows) == 8
+    if scheduler == "asha":
+        assert any(
+            row.status == "stopped" and "stopped by asha after round" in row.reason for row in rows.values()
+        )
+    whole = curves(
+        run_sweep(
+            sweep_of(tmp_path, *settings, "fleet.backend=in_process"), str(tmp_path / "whole"), quiet=True
+        )
+    )
+    for name, curve in curves(address).items():
+        assert whole[name].startswith(curve) and curve.count("\n") >= 3
+
+
+@pytest.mark.full
+def test_a_population_exchanges_states(ray_cluster: Path, tmp_path: Path) -> None:
+    settings = (
+        *TUNED,
+        "sweep.sampler=random",
+        "sweep.samples=4",
+        "sweep.concurrent=2",
+        "sweep.scheduler=pbt",
+    )
+    address = run_sweep(sweep_of(tmp_path, *settings, "sweep.seeds=[0]"), str(tmp_path / "tuned"), quiet=True)
+    assert [row.status for row in rows_of(address).values()] == ["finished"] * 4
+    told = [
+        line
+        for row in rows_of(address).values()
+        for line in (Path(address) / row.run / "events.jsonl").read_text().splitlines()
+    ]
+    assert any("Took over the state of" in line for line in told)
+    assert not (Path(address) / ".tune").exists()
+    assert all(len(open_run(Path(address) / row.run).metrics) == 6 for row in rows_of(address).values())
+
+
+@pytest.mark.full
+def test_optuna_suggests_points_and_goes_on_after_a_stop(ray_cluster: Path, tmp_path: Path) -> None:
+    settings = (*TUNED, "sweep.sampler=optuna", "sweep.samples=4", "sweep.seeds=[0,1]", "sweep.concurrent=2")
+    stopped: list[str] = []
+
+    def stop(view: object, trial: str) -> None:
+        stopped.append(trial)
+        if len(stopped) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("experiments.sweep_view.SweepView.over", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_sweep(sweep_of(tmp_path, *settings), str(tmp_path / "tuned"), quiet=True)
+    address = resume_sweep(str(tmp_path / "tuned"), quiet=True)
+    rows = rows_of(address)
+    assert {row.status for row in rows.values()} == {"finished"} and len(rows) == 8
+    assert len({row.group for row in rows.values()}) == 4
+    assert all("local.lr=" in row.group for row in rows.values())

@@ -1,0 +1,88 @@
+"""The files of `tune_configs/`: each says what it is, each is valid, and one in turn is run in miniature."""
+
+from __future__ import annotations
+
+import datetime
+import platform.launch
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments.sweep_config import Sweep, load_sweep
+from experiments.sweep_directory import read_rows
+from reports.published import find_table
+
+FOLDER = Path(__file__).parents[2] / "tune_configs"
+TABLES = [
+    *(f"thesis-{chapter}.{table}" for chapter in range(3, 8) for table in range(1, 5)),
+    "thesis-7.5", "thesis-7.6", "cam-1", "cam-2", "fesem-2", "fesem-3",
+    *(f"fedsoft-{table}" for table in range(1, 5)), "femam",
+]  # fmt: skip
+SMALL = [f"{name}-small" for name in TABLES]
+
+
+def text_of(name: str) -> str:
+    return (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def sweep_of(name: str, *overrides: str) -> Sweep:
+    sweep = load_sweep(FOLDER / f"{name}.yaml", overrides, env={})
+    assert sweep is not None
+    return sweep
+
+
+def test_every_published_table_has_a_file_and_a_small_twin() -> None:
+    there = {path.stem for path in FOLDER.glob("*.yaml")}
+    assert there == {*TABLES, *SMALL, "demo", "comparison"}
+
+
+@pytest.mark.parametrize("name", [*TABLES, *SMALL])
+def test_a_file_opens_with_command_source_cost_and_score(name: str) -> None:
+    header = re.match(r"(#.*\n)+", text_of(name))
+    assert header is not None
+    assert f"#   python -m platform.launch --config tune_configs/{name}.yaml\n" in header.group()
+    for word in ("Reproduces:", "Cost:", "Expected:"):
+        assert f"# {word}" in header.group()
+    for table in re.findall(r" table=(\S+)", header.group()):
+        find_table(table)
+
+
+@pytest.mark.parametrize("name", [*TABLES, *SMALL])
+def test_a_file_is_a_valid_sweep(name: str) -> None:
+    """All that can be known without the data: names, values, combinations."""
+    sweep = sweep_of(name)
+    assert sweep.planned >= 2 and sweep.base.name == name
+    assert len(sweep.trials()) == sweep.planned
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_twin_runs_the_same_methods(name: str) -> None:
+    def methods(of: str) -> set[str]:
+        return {str(config.ensemble or config.method) for config in sweep_of(of).combinations.values()}
+
+    def plain(found: set[str]) -> set[str]:
+        return {re.sub(r"\*\d+", "*", each) for each in found}
+
+    assert plain(methods(name)) == plain(methods(name.removesuffix("-small")))
+
+
+@pytest.mark.slow
+def test_one_small_twin_in_turn_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another one every day; `make check-all` runs them all."""
+    run_tiny(SMALL[datetime.date.today().toordinal() % len(SMALL)], tmp_path, capsys)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SMALL)
+def test_every_small_twin_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_tiny(name, tmp_path, capsys)
+
+
+def run_tiny(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = ["rounds=2", "sweep.seeds=[0]", "fleet.backend=in_process", f"storage={folder}"]
+    assert platform.launch.main(["--config", str(FOLDER / f"{name}.yaml"), *tiny]) == 0, name
+    printed = capsys.readouterr()
+    rows = read_rows(folder / name)
+    assert rows and {row.status for row in rows} == {"finished"}, [row for row in rows if row.reason]
+    assert f"Results: {folder / name}" in printed.out
