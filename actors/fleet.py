@@ -185,6 +185,11 @@ class Fleet(ABC):
         """Per slot trained in this round: (clients, their mean local objective)."""
         return self._round.objectives
 
+    @property
+    def first_trained(self) -> Trained | None:
+        """What the first local training of this round made; None before it, and after the commit."""
+        return self._round.first_trained
+
     # --- what a strategy asks for -----------------------------------------------------------------------
 
     def initial(self, count: int, purpose: str = "initial model") -> Models:
@@ -240,7 +245,10 @@ class Fleet(ABC):
         self._round.ledger.compute(gradients, forwards)
         self._round.objectives[slot] = (self.ids, objective)
         self._drop_not_finite(objective, magnitude, f"local training ('{slot}')", "model")
-        return Trained(self, handle, self.ids, objective, magnitude, start)
+        trained = Trained(self, handle, self.ids, objective, magnitude, start)
+        if self._round.first_trained is None and not fresh:
+            self._round.first_trained = trained
+        return trained
 
     def forget(self, name: str) -> None:
         """Drop a private model of every client of this view."""
@@ -464,6 +472,11 @@ class Trained:
         """(n, d): the columns of a part of each model, in id order."""
         return self.gather(self._fleet.spec.columns(part))
 
+    def some(self, at: npt.NDArray[np.int64]) -> Trained:
+        """The same handle for some positions of `ids`, ascending."""
+        view = self._fleet.select(self.ids[at])
+        return Trained(view, self.handle, self.ids[at], self.objective[at], self._magnitude[at], self.start)
+
     def gather(self, columns: npt.ArrayLike | None = None) -> Matrix:
         """(n, d): chosen columns of every model, in id order; zeros for a client that did not arrive."""
         chosen = None if columns is None else np.asarray(columns, np.int64)
@@ -522,6 +535,7 @@ class _Round:
 
     def release(self) -> None:
         self.placed: dict[Any, tuple[npt.NDArray[Any], Any]] = {}
+        self.first_trained: Trained | None = None
         self._handles = 0
 
     def next_handle(self, slot: str) -> str:

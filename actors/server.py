@@ -15,6 +15,7 @@ import numpy.typing as npt
 from actors.fleet import Fleet
 from actors.metrics import clustering_metrics, summarise
 from actors.participation import held_out, participants
+from actors.records import client_models
 from actors.reports import RoundReport
 from foundation.settings import AggregationSettings, EvaluationSettings, ParticipationSettings
 from strategies import Context, Strategy, build, build_ensemble
@@ -45,6 +46,8 @@ class ServerSetup:
     aggregation: AggregationSettings
     levels: npt.NDArray[np.int64] | None = None  # (levels, clients) nested planted groups
     distributions: int = 0  # planted distributions with held-out samples
+    compared_rounds: tuple[int, ...] = ()  # after which client models are written down
+    compared_clients: int = 200
 
     def context(self) -> Context:
         """What the strategy may know."""
@@ -110,6 +113,8 @@ class Server:
         if round % setup.evaluation.every == 0 or round == setup.rounds:
             table = self._evaluate(metrics)
             records |= self._centres(metrics)
+        if round in setup.compared_rounds:
+            records |= client_models(fleet, setup.compared_clients)
         events = [*fleet.events, *strategy.events, *self._cluster_events(metrics, before)]
         seconds = dict(fleet.seconds)
         events += fleet.commit()

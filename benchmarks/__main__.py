@@ -12,7 +12,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-NAMES = ("workload_w", "methods", "memory", "start", "scale", "partition", "mapped", "claims", "sweep")
+NAMES = (
+    "workload_w",
+    "methods",
+    "memory",
+    "start",
+    "scale",
+    "partition",
+    "mapped",
+    "claims",
+    "sweep",
+    "report",
+)
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -53,8 +64,8 @@ def _elsewhere(name: str, arguments: argparse.Namespace) -> Any:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Speed, memory, start and scale against their limits. Run it on a machine with nothing else "
-        "to do: the comparisons are made to bear noise, the seconds are not.",
+        description="Speed, memory, start, scale and reports against their limits. Run it on a machine with nothing "
+        "else to do: the comparisons are made to bear noise, the seconds are not.",
     )
     parser.add_argument(
         "name", nargs="?", default="all", choices=("all", *NAMES), help="default: all of them"

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foundation.errors import UserError
-from foundation.files import whole_file, write_whole
+from foundation.files import complete_lines, whole_file, write_whole
 
 if TYPE_CHECKING:  # imported where they are needed: a run directory opens without them
     import pandas as pd
@@ -149,12 +149,6 @@ class EventsFile(_LinesFile):
     def _lines(self) -> list[str]:
         # Not splitlines: JSON leaves other line separators inside its strings as they are.
         return complete_lines(self.path).split("\n")[:-1]
-
-
-def complete_lines(path: Path) -> str:
-    """The text of a file up to its last line break: what follows was torn by a kill or is being written."""
-    data = path.read_bytes() if path.exists() else b""
-    return data[: data.rfind(b"\n") + 1].decode("utf-8")
 
 
 class LongTable:

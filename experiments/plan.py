@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from actors.records import compared_rounds
 from actors.requests import BlockSetup, ClientSamples
 from actors.server import ServerSetup
 from actors.session import Plan
@@ -40,6 +41,8 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         not_finite=config.not_finite,
         lr=config.local.lr,
         aggregation=config.aggregation,
+        compared_rounds=compared_rounds(config.rounds, config.records.rounds),
+        compared_clients=config.records.clients,
     )
     block = BlockSetup(
         seed=config.seed,

@@ -18,6 +18,7 @@ from experiments.checkpoints import CheckpointWriter, latest
 from experiments.choose_clusters import choose_clusters
 from experiments.config import check_network, config_from_yaml, config_to_yaml
 from experiments.environment import describe_environment
+from experiments.figures_data import write_examples, write_tsne
 from experiments.plan import make_plan, method_name, run_path
 from experiments.progress import Progress
 from experiments.round_log import RoundLog
@@ -52,6 +53,7 @@ def run_experiment(
             run.note(0, chosen.sentence)
         for note in federation.notes:
             run.note(0, note)
+        write_examples(run, federation, config)
         Drive(config, federation, run, on_round, quiet).run(0, None)
     return path
 
@@ -178,6 +180,7 @@ class Drive:
                     self.on_round(report)
                 yield report
             writer.close()
+            write_tsne(run, config)
             final = session.models()
             run.finish(final["models"] | _private_models(session), final["spec"])
         finally:

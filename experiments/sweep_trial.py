@@ -21,6 +21,7 @@ from experiments.checkpoints import checkpoints
 from experiments.choose_clusters import choose_clusters
 from experiments.config import check_network, config_from_yaml, config_to_yaml
 from experiments.environment import describe_environment
+from experiments.figures_data import write_examples
 from experiments.run_directory import RunDirectory, is_run, read_status
 from experiments.runner import Drive
 from experiments.storage import Mirror, writable
@@ -169,6 +170,7 @@ class TrialRun:
         if not known:
             for note in [*notes, *federation.notes]:
                 run.note(0, note)
+            write_examples(run, federation, config)
         self._rounds = self._drive(config, federation, data, run, known)
 
     def _drive(

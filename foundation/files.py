@@ -44,3 +44,9 @@ def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace the content of `path` by `text` (UTF-8), whole or not at all."""
     with whole_file(path, durable=durable) as file:
         file.write(text.encode())
+
+
+def complete_lines(path: Path) -> str:
+    """The text up to the last line break: a file that is being written may end in half a line."""
+    data = path.read_bytes() if path.exists() else b""
+    return data[: data.rfind(b"\n") + 1].decode("utf-8")

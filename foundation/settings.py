@@ -219,6 +219,17 @@ class CheckpointSettings:
 
 
 @dataclass
+class RecordSettings:
+    """`records.tsne=true`: what a run writes down for the figures of its report."""
+
+    rounds: int = setting(4, "rounds whose client models are compared: the first, the last, and some between",
+                          at_least=0)  # fmt: skip
+    clients: int = setting(200, "clients that are compared at most", at_least=2)
+    images: int = setting(4, "example images kept of each client", at_least=0)
+    tsne: bool = setting(False, "t-SNE of the compared models too, at the end of the run")
+
+
+@dataclass
 class ExperimentSettings:
     """One experiment."""
 
@@ -257,6 +268,7 @@ class ExperimentSettings:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    records: RecordSettings = field(default_factory=RecordSettings)
 
 
 @dataclass

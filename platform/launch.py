@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from experiments.config import Leaf
     from experiments.storage import Mirror
     from experiments.sweep_config import Sweep
+    from reports.build import Report
 
 DEMONSTRATION = Path(__file__).resolve().parents[1] / "tune_configs" / "comparison.yaml"
 DOOR = "python -m platform.launch"
@@ -316,25 +317,34 @@ def _show_results(path: Path, address: str) -> None:
     from reports.summary import print_table
 
     print_table(path)
+    print(f"Report: {_report(path, address).folder / 'report.html'}")
     print(f"Results: {address} (summary.md tells what is in it)")
+
+
+def _report(folder: Path, address: str, figures: str = "no") -> Report:
+    """The report of a run or a sweep whose files are in `folder`, kept with it where it is stored."""
+    from experiments.storage import Mirror, is_address, join
+    from reports.build import ReportRequest, build_report
+
+    built = build_report(ReportRequest([str(folder)], figures=figures))
+    if is_address(address):
+        Mirror(built.folder, join(address, "report")).push()
+    return built
 
 
 def _show_sweep(address: str, demonstration: bool = False) -> None:
     """The table of a sweep, why trials failed, where the report is and what to do next."""
-    from experiments.storage import Mirror, is_address, join, local_copy
+    from experiments.storage import local_copy
     from experiments.sweep_directory import read_rows
-    from reports.build import ReportRequest, build_report
     from reports.table_text import print_tables
 
-    folder = local_copy(address)
-    built = build_report(ReportRequest.parse([str(folder)]))
-    if is_address(address):
-        Mirror(built.folder, join(address, "report")).push()
+    # The demonstration is over sooner without files for papers; `report` makes them at any time.
+    built = _report(local_copy(address), address, figures="no" if demonstration else "yes")
     print_tables(built.tables, sys.stdout)
     for row in read_rows(address):
         if row.status == "failed":
             print(f"Failed: {row.trial}: {row.reason}")
-    print(f"Report: {', '.join(file.name for file in built.files)} in {built.folder}")
+    print(f"Report: {built.folder / 'report.html'}")
     print(f"Results: {address}")
     if demonstration:
         print(NEXT)
@@ -347,7 +357,7 @@ def report(request: Request) -> None:
 
     built = build_report(ReportRequest.parse(request.words))
     print_tables(built.tables, sys.stdout)
-    print(f"Report: {', '.join(file.name for file in built.files)} in {built.folder}")
+    print(f"Report: {built.folder / 'report.html'} (beside it: tables, and figures/ for papers)")
 
 
 class _Stopped(Exception):

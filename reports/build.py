@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from foundation.errors import UserError
 from foundation.files import write_whole
 from foundation.registry import nearest
-from reports.groups import Group, make_groups
+from reports.figures import Figure, without_lone_choices
+from reports.figures_results import result_figures, title_of
+from reports.figures_run import run_figures
+from reports.groups import Group, by_block, make_groups
+from reports.page import page
 from reports.published import find_table
 from reports.runs import find_trials
 from reports.significance import check_test
 from reports.table_text import as_csv, latex, markdown
 from reports.tables import Table, build_tables
+
+DETAILED = 12  # groups of which one run is shown from the inside
 
 
 @dataclass
@@ -95,7 +101,54 @@ def build_report(request: ReportRequest) -> Report:
             f"Cannot write the report into {folder} ({error.strerror}): choose another folder with out=..."
         )
         raise UserError(message) from error
+    figures, notes = collect_figures(groups, tables)
     texts = {"table.md": markdown(tables), "table.tex": latex(tables), "table.csv": as_csv(tables)}
+    texts["report.html"] = page(page_title(groups, request.paths), groups, tables, figures, notes)
     for name, text in texts.items():
         write_whole(folder / name, text, durable=False)
-    return Report(tables, groups, folder, [folder / name for name in texts])
+    files = [folder / name for name in texts]
+    if request.figures == "yes":
+        from reports.drawing import draw_figures
+
+        files += draw_figures(figures, folder / "figures")
+    return Report(tables, groups, folder, files)
+
+
+def collect_figures(groups: Sequence[Group], tables: Sequence[Table]) -> tuple[list[Figure], list[str]]:
+    """The figures of a comparison and of one run of each group, and what a reader must know of the choice."""
+    figures = result_figures(groups, tables)
+    with_runs = sorted((group for group in groups if group.runs), key=_ranks(tables))
+    for group in with_runs[:DETAILED]:
+        run = next((run for run in group.runs if run.status.get("state") == "finished"), group.runs[0])
+        name = title_of(group) if len(by_block(with_runs)) == 1 else f"{title_of(group)} on {group.block}"
+        figures += run_figures(run, f"{name}, seed {run.setting('seed')}")
+    notes = []
+    if len(with_runs) > 1 or any(len(group.runs) > 1 for group in with_runs):
+        notes.append(
+            "Figures of clusters, of the inside of a method and of its data show the first finished seed."
+        )
+    if len(with_runs) > DETAILED:
+        left = len(with_runs) - DETAILED
+        notes.append(
+            f"They show the {DETAILED} groups of best rank; {left} more have a report of their own if asked for alone."
+        )
+    return without_lone_choices(figures), notes
+
+
+def _ranks(tables: Sequence[Table]) -> Callable[[Group], tuple[int, int]]:
+    """The best of every problem first, as its first metric ranks them; those without a number last."""
+    ranks: dict[int, tuple[int, int]] = {}
+    for table in tables:
+        for row in table.rows:
+            cell = row.cells[table.metrics[0].name] if table.metrics else None
+            rank = cell.rank if cell is not None else None
+            ranks[id(row.group)] = (rank is None, rank or 0)
+    return lambda group: ranks[id(group)]
+
+
+def page_title(groups: Sequence[Group], paths: Sequence[str]) -> str:
+    """What the page is called: the run, the sweep, or how many methods are compared."""
+    if len(paths) == 1:
+        return Path(paths[0]).expanduser().resolve().name
+    labels = list(dict.fromkeys(group.label for group in groups))
+    return labels[0] if len(labels) == 1 else f"{len(labels)} methods compared"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.errors import UserError
+from foundation.files import complete_lines
 
 Row = dict[str, Any]
 
@@ -147,12 +148,6 @@ def read_rows(path: Path) -> list[Row]:
     """The rows of a CSV file of numbers and JSON lists; empty cells are left out."""
     rows = csv.DictReader(io.StringIO(complete_lines(path)))
     return [{name: _value(cell) for name, cell in row.items() if cell} for row in rows]
-
-
-def complete_lines(path: Path) -> str:
-    """The text up to the last line break: a run that is being written may end in half a line."""
-    data = path.read_bytes() if path.exists() else b""
-    return data[: data.rfind(b"\n") + 1].decode("utf-8")
 
 
 def _value(cell: str) -> Any:

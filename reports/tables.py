@@ -253,10 +253,11 @@ def _notes(groups: Sequence[Group], rows: Sequence[TableRow], test: str, compare
         notes.append(
             f"Published: {source}, Table{'s' if ',' in tables else ''} {tables} ({SOURCES[source]})."
         )
-        for text in dict.fromkeys(
+        other = dict.fromkeys(
             text for group in groups if group.config for text in deviations(group.config, [source])
-        ):
-            notes.append(f"Not as published: {text}.")
+        )
+        if other:
+            notes.append(f"Not as published: {', '.join(other)}.")
     if any(row.costs for row in rows):
         notes.append(
             "Costs are per participant and round; megabytes are those of model values of 4 bytes a parameter."

@@ -63,7 +63,7 @@ def test_make_targets_exist_and_are_explained(line):
     assert line == "make" or f"{line} " in listed
 
 
-@pytest.mark.parametrize("line", [line for line in of(DOOR) if " resume " not in line])
+@pytest.mark.parametrize("line", [line for line in of(DOOR) if not {"resume", "report"} & set(line.split())])
 def test_commands_of_the_door(line, tmp_path, capsys):
     arguments = shlex.split(line)[3:]
     if arguments[:2] == [
@@ -121,6 +121,15 @@ def test_resume_and_open_as_the_readme_shows(tmp_path, monkeypatch, capsys):
         run_experiment(load_config(None, [*arguments, "checkpoint.every=1"]), on_round=stop, quiet=True)
     (resume,) = [line for line in of(DOOR) if " resume " in line]
     assert platform.launch.main(shlex.split(resume)[3:]) == 0
+    for report in [line for line in of(DOOR) if " report " in line]:
+        words = [
+            str(path)
+            for word in shlex.split(report)[3:]
+            for path in (sorted(Path().glob(word)) if "*" in word else [word])
+        ]
+        assert platform.launch.main([*words, "figures=no"]) == 0
+        made = Path("comparison" if "out=comparison" in words else "runs/my-run/report")
+        assert (made / "report.html").stat().st_size > 1_000_000
     capsys.readouterr()
     (code,) = [block for _, block in commands("python")]
     exec(compile(code, "README.md", "exec"), {})

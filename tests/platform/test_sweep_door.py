@@ -22,7 +22,10 @@ def test_the_door_runs_a_sweep_and_goes_on_with_it(
     typed = "method=fedavg sweep.seeds=2 rounds=2 clients=4 model=mlp name=mine fleet.backend=in_process"
     assert platform.launch.main([*shlex.split(typed), f"storage={tmp_path}"]) == 0
     printed = capsys.readouterr().out
-    assert f"Results: {tmp_path / 'mine'}" in printed and "Report: table.md" in printed
+    assert (
+        f"Results: {tmp_path / 'mine'}" in printed
+        and f"Report: {tmp_path / 'mine' / 'report' / 'report.html'}" in printed
+    )
     assert is_sweep(tmp_path / "mine")
     rows = (tmp_path / "mine/trials.csv").read_text()
     (tmp_path / "mine/trials.csv").write_text(

@@ -1,0 +1,111 @@
+"""Figures as plain data: drawn twice from the same numbers, by the page (plotly) and as files (matplotlib).
+
+`kind` says how `data` is drawn:
+
+| kind    | data |
+|---------|------|
+| lines   | `x`, `y` titles; `series` of name, x, y, low, high (or None), marks (x of vertical lines), color, dash |
+| stack   | `x`, `y` titles; `at` (positions or names); `series` of name, y, color; `bars` or areas |
+| bars    | `y` title; `names`, `values`, `errors`, `published`, `colors` |
+| spread  | `y` title; `series` of name, values, color |
+| flow    | `columns`; `nodes` of column, name, size, color; `links` of source, target, count |
+| scatter | `panels` of title, x, y, client, color, symbol; `colors` and `symbols` are their names |
+| heatmap | `z`; `x`, `y` labels; `edges` between blocks; `title` of the scale; `names` if values are categories |
+| images  | `rows` of name, about, image (PNG as base64), width, height |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+# Ten colours that differ in lightness too; the page has the same.
+PALETTE = (
+    "#3b7dd8",
+    "#e07b2a",
+    "#2f9e6e",
+    "#c2478b",
+    "#8468d0",
+    "#a8861a",
+    "#1d9fb0",
+    "#cf4a4a",
+    "#6f8296",
+    "#7f9f2f",
+)
+
+SECTIONS = {
+    "results": "Results",
+    "clients": "Clients",
+    "clusters": "Clusters",
+    "inside": "Inside the method",
+    "cost": "Cost",
+    "data": "The federation",
+}
+
+
+# The order of families on the page.
+FAMILIES = (
+    "convergence", "bars", "clients", "sizes", "planted", "flow", "map", "centres", "cosine", "examples",
+    "weights-rounds", "weights-clients",
+    "distributions-rounds", "distributions", "levels", "work", "time", "communication", "labels",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One picture. Figures of one `family` share a place on the page, where `choice` says which of them is shown."""
+
+    family: str
+    section: str
+    title: str
+    caption: str
+    kind: str
+    data: Mapping[str, Any]
+    choice: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What its files are called."""
+        return "-".join([self.family, *(slug(value) for value in self.choice.values())])
+
+
+def slug(text: str) -> str:
+    """
+    >>> slug("FeSEM+CAM (K = 4), seed 0")
+    'fesem-cam-k-4-seed-0'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
+
+
+def without_lone_choices(figures: Sequence[Figure]) -> list[Figure]:
+    """A choice of one thing is none: it is dropped, and so is its part of the file name."""
+    offered: dict[tuple[str, str], set[str]] = {}
+    for figure in figures:
+        for key, value in figure.choice.items():
+            offered.setdefault((figure.family, key), set()).add(value)
+    return [
+        Figure(f.family, f.section, f.title, f.caption, f.kind, f.data,
+               {key: value for key, value in f.choice.items() if len(offered[f.family, key]) > 1})
+        for f in figures
+    ]  # fmt: skip
+
+
+def numbers(values: Iterable[Any]) -> list[float | None]:
+    """Plain numbers for JSON; what is not finite is None."""
+    return [float(value) if value is not None and np.isfinite(value) else None for value in values]
+
+
+def spaced(values: Sequence[int], most: int) -> list[int]:
+    """At most `most` of the values, the first and the last among them, denser at the start.
+
+    >>> spaced(range(1, 101), 5), spaced([3, 4], 5)
+    ([1, 3, 10, 32, 100], [3, 4])
+    """
+    if len(values) <= most:
+        return list(values)
+    places = np.geomspace(1, len(values), most).round().astype(int) - 1
+    return [values[place] for place in sorted(set(places.tolist()))]

@@ -1,0 +1,266 @@
+"""Figures of a comparison: curves and bars over seeds, clients, what it cost."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from reports.figures import Figure, numbers
+from reports.groups import Group, by_block, mean, std
+from reports.names import Metric, headline_metrics, metric
+from reports.runs import RunFiles
+from reports.tables import Table, model_size
+
+_MOST_POINTS = 101  # values that stand for the clients of a group
+_STAGES = 6  # stages of a round with a colour of their own
+
+
+def result_figures(groups: Sequence[Group], tables: Sequence[Table]) -> list[Figure]:
+    """Everything that compares groups, problem by problem."""
+    figures = []
+    for problem, members in by_block(groups).items():
+        with_runs = [group for group in members if any(run.metrics for run in group.runs)]
+        if not with_runs:
+            continue
+        colors = {id(group): at for at, group in enumerate(with_runs)}
+        for each in _curve_metrics(with_runs):
+            figures += _convergence(problem, with_runs, each, colors)
+        (table,) = [table for table in tables if table.title == problem]
+        figures += _bars(problem, table, colors)
+        figures += _clients(problem, with_runs, colors)
+        figures += _cost(problem, with_runs, colors)
+    return figures
+
+
+def title_of(group: Group) -> str:
+    """The label of a group with its K."""
+    return group.label if group.clusters is None else f"{group.label}, K = {group.clusters}"
+
+
+def _measured(groups: Sequence[Group]) -> list[str]:
+    return list(
+        dict.fromkeys(name for group in groups for run in group.runs for row in run.metrics for name in row)
+    )
+
+
+def _curve_metrics(groups: Sequence[Group]) -> list[Metric]:
+    known = _measured(groups)
+    found = headline_metrics(known)
+    extra = [name for name in ("micro_loss", "ari", "worst10_accuracy") if name in known]
+    return found + [metric(name) for name in extra if name not in {each.name for each in found}]
+
+
+def curve(group: Group, name: str) -> dict[str, Any] | None:
+    """Mean and std over seeds of a metric, at the rounds that all finished runs of the group measured."""
+    runs = [run for run in group.runs if run.status.get("state") == "finished"] or group.runs
+    values = [{row["round"]: row[name] for row in run.metrics if name in row} for run in runs]
+    values = [found for found in values if found]
+    if not values:
+        return None
+    rounds = sorted(set(values[0]).intersection(*values[1:]))
+    by_round = [[found[number] for found in values] for number in rounds]
+    return {"x": rounds, "mean": [mean(each) for each in by_round], "seeds": len(values),
+            "std": [std(each) for each in by_round] if len(values) > 1 else None}  # fmt: skip
+
+
+def _convergence(problem: str, groups: Sequence[Group], each: Metric, colors: dict[int, int]) -> list[Figure]:
+    series = []
+    for group in groups:
+        found = curve(group, each.name)
+        if found is None:
+            continue
+        centre = [each.scale * value for value in found["mean"]]
+        low = high = None
+        if found["std"] is not None:
+            low = numbers(m - each.scale * s for m, s in zip(centre, found["std"], strict=True))
+            high = numbers(m + each.scale * s for m, s in zip(centre, found["std"], strict=True))
+        series.append({"name": title_of(group), "x": found["x"], "y": numbers(centre), "low": low, "high": high,
+                       "marks": level_rounds(group.runs[0]), "color": colors[id(group)], "dash": 0})  # fmt: skip
+    if not series:
+        return []
+    marked = any(one["marks"] for one in series)
+    about = "Test data, mean over seeds; the band is one standard deviation." + (
+        " A dotted line is a round in which a level of models was added." if marked else ""
+    )
+    data = {"x": "round", "y": each.label, "series": series}
+    return [Figure("convergence", "results", "Convergence", about, "lines", data,
+                   {"problem": problem, "metric": each.label})]  # fmt: skip
+
+
+def level_rounds(run: RunFiles) -> list[int]:
+    """The rounds after which FeMAM had one level more than before."""
+    levels = [(row["round"], row["levels"]) for row in run.metrics if "levels" in row]
+    return [number for (_, before), (number, now) in pairwise(levels) if now > before]
+
+
+def _bars(problem: str, table: Table, colors: dict[int, int]) -> list[Figure]:
+    figures = []
+    for each in table.metrics:
+        rows = [
+            row
+            for row in table.rows
+            if row.cells[each.name].mean is not None or row.cells[each.name].published
+        ]
+        cells = [row.cells[each.name] for row in rows]
+        if not any(cell.mean is not None for cell in cells):
+            continue
+        data = {
+            "y": each.label,
+            "names": [
+                row.label if row.clusters is None else f"{row.label}, K = {row.clusters}" for row in rows
+            ],
+            "values": numbers(cell.mean for cell in cells),
+            "errors": numbers(cell.std for cell in cells),
+            "published": numbers(cell.published.mean if cell.published else None for cell in cells),
+            "colors": [colors.get(id(row.group), 8) for row in rows],
+        }
+        about = "Mean of the last evaluations; whiskers are one standard deviation over seeds."
+        if min(value for cell in cells if (value := cell.mean) is not None) > 0:
+            about += " The axis does not begin at 0."
+        if any(cell.published for cell in cells):
+            about += " A diamond is the published value."
+        figures.append(Figure("bars", "results", "Final results", about, "bars", data,
+                              {"problem": problem, "metric": each.label}))  # fmt: skip
+    return figures
+
+
+def _clients(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> list[Figure]:
+    known = _measured(groups)
+    name = next((name for name in ("accuracy", "mse", "loss") if f"micro_{name}" in known), None)
+    if name is None:
+        return []
+    each = metric(f"micro_{name}")
+    series = []
+    for group in groups:
+        values = client_values(group, name)
+        if len(values):
+            shown = (
+                values
+                if len(values) <= 2 * _MOST_POINTS
+                else np.quantile(values, np.linspace(0, 1, _MOST_POINTS))
+            )
+            series.append({"name": title_of(group), "values": numbers(each.scale * shown), "clients": len(values),
+                           "color": colors[id(group)]})  # fmt: skip
+    if not series:
+        return []
+    about = (
+        "Each client's own test figure, mean of the last evaluations, all seeds together. Many clients are shown by "
+        f"{_MOST_POINTS} evenly spaced quantiles."
+    )
+    return [Figure("clients", "clients", "How clients fare", about, "spread", {"y": each.label, "series": series},
+                   {"problem": problem})]  # fmt: skip
+
+
+def client_values(group: Group, name: str) -> Any:
+    """One value per client and finished seed: the mean of its last evaluations."""
+    found = []
+    for run in group.runs:
+        figures = group.finished.get(int(run.setting("seed") or 0))
+        if figures is None or not figures["evaluations"]:
+            continue
+        table = run.table("clients", ["round", "client", name], figures["evaluations"])
+        if name in table:
+            order = np.unique(table["client"], return_inverse=True)[1]
+            sums = np.bincount(order, weights=table[name].astype(np.float64))
+            found.append(sums / np.bincount(order))
+    values = np.concatenate(found) if found else np.zeros(0)
+    return values[np.isfinite(values)]
+
+
+# Cost -------------------------------------------------------------------------------------------------------
+
+
+def _cost(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> list[Figure]:
+    return [*_work_curves(problem, groups, colors), *_stages(problem, groups), *_moved(problem, groups)]
+
+
+def _work_curves(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> list[Figure]:
+    metrics = headline_metrics(_measured(groups))[:1]
+    figures = []
+    for each in metrics:
+        for axis, along in (("megabytes moved per client", _megabytes), ("seconds", _seconds)):
+            series = []
+            for group in groups:
+                found, spent = curve(group, each.name), along(group)
+                if found is None or not spent:
+                    continue
+                points = [(spent[number], value) for number, value in zip(found["x"], found["mean"], strict=True)
+                          if number in spent]  # fmt: skip
+                series.append({"name": title_of(group), "x": numbers(x for x, _ in points),
+                               "y": numbers(each.scale * y for _, y in points), "low": None, "high": None,
+                               "marks": [], "color": colors[id(group)], "dash": 0})  # fmt: skip
+            if series:
+                data = {"x": axis, "y": each.label, "series": series}
+                about = (
+                    "What is reached for what was spent so far: model values moved per participant, or time."
+                )
+                figures.append(Figure("work", "cost", "Accuracy for its cost" if "accuracy" in each.label else
+                                      f"{each.label} for its cost", about, "lines", data,
+                                      {"problem": problem, "cost": axis}))  # fmt: skip
+    return figures
+
+
+def _megabytes(group: Group) -> dict[int, float]:
+    size = model_size(group.runs[0].path)
+    rows = [row for row in group.runs[0].metrics if "cost_models_down" in row and "cost_models_up" in row]
+    if size is None:
+        return {}
+    moved = np.cumsum([(row["cost_models_down"] + row["cost_models_up"]) * size * 4 / 1e6 for row in rows])
+    return {row["round"]: float(total) for row, total in zip(rows, moved, strict=True)}
+
+
+def _seconds(group: Group) -> dict[int, float]:
+    rows = [row for row in group.runs[0].timings if "total" in row]
+    return {
+        row["round"]: float(at)
+        for row, at in zip(rows, np.cumsum([row["total"] for row in rows]), strict=True)
+    }
+
+
+def _stages(problem: str, groups: Sequence[Group]) -> list[Figure]:
+    medians: list[dict[str, float]] = []
+    for group in groups:
+        rows = [row for run in group.runs for row in run.timings]
+        names = dict.fromkeys(name for row in rows for name in row if name != "round")
+        found = {name: statistics.median(row.get(name, 0.0) for row in rows) for name in names}
+        total = found.pop("total", math.fsum(found.values()))
+        found["server and the rest"] = max(total - math.fsum(found.values()), 0.0)
+        medians.append(found)
+    sizes: dict[str, float] = {}
+    for found in medians:
+        for name, value in found.items():
+            sizes[name] = max(sizes.get(name, 0.0), value)
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:_STAGES]
+    if not any(sizes.values()):
+        return []
+    series = [{"name": name, "y": [found.get(name, 0.0) for found in medians], "color": at}
+              for at, name in enumerate(largest)]  # fmt: skip
+    data = {
+        "x": "",
+        "y": "seconds per round",
+        "at": [title_of(group) for group in groups],
+        "series": series,
+        "bars": True,
+    }
+    about = "Medians over rounds and seeds of the seconds that the server waited for each stage."
+    return [Figure("time", "cost", "Where the time goes", about, "stack", data, {"problem": problem})]
+
+
+def _moved(problem: str, groups: Sequence[Group]) -> list[Figure]:
+    series = []
+    for at, (key, name) in enumerate((("cost_models_down", "received"), ("cost_models_up", "delivered"))):
+        values = [[row[key] for run in group.runs for row in run.metrics if key in row] for group in groups]
+        if not all(values):
+            return []
+        series.append({"name": name, "y": [mean(each) for each in values], "color": at})
+    data = {"x": "", "y": "models per participant and round", "at": [title_of(group) for group in groups],
+            "series": series, "bars": True}  # fmt: skip
+    about = (
+        "Whole models received from and delivered to the server, mean over rounds; FedAvg moves one each way."
+    )
+    return [Figure("communication", "cost", "Communication", about, "stack", data, {"problem": problem})]

@@ -1,0 +1,422 @@
+"""The report of real runs: its numbers are the run directory's, it is one file, and a real browser draws all of it."""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import experiments
+import reports.drawing
+from experiments.config import load_config
+from experiments.runner import run_experiment
+from reports.build import DETAILED, Report, ReportRequest, build_report
+from reports.drawing import draw_figures
+from reports.figures import Figure, numbers, without_lone_choices
+from reports.figures_run import flow_data, sprite
+from reports.page import figures_in
+from tests.support.browser import CHROMIUM, look
+from tests.support.written_runs import write_run, write_sweep
+
+SMALL = [
+    "clients=6",
+    "clusters=2",
+    "local.steps=2",
+    "fleet.backend=in_process",
+    "model=mlp",
+    "data.rotations=2",
+]
+RUNS = {
+    "ifca-0": ["method=ifca", "rounds=4", "records.tsne=true"],
+    "ifca-1": ["method=ifca", "rounds=4", "seed=1"],
+    "fedsoft": ["method=fedsoft", "rounds=4"],
+    "femam": ["method=femam", "rounds=4", "femam.levels=[1,2]", "femam.schedule=[2,1]"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    storage = tmp_path_factory.mktemp("runs")
+    found = {}
+    for name, overrides in RUNS.items():
+        config = load_config(overrides=[*SMALL, *overrides, f"storage={storage}", f"name={name}"], env={})
+        found[name] = run_experiment(config, quiet=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def report(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Report:
+    folder = tmp_path_factory.mktemp("report")
+    return build_report(ReportRequest([str(path) for path in runs.values()], out=str(folder), figures="no"))
+
+
+@pytest.fixture(scope="module")
+def figures(report: Report) -> list[dict[str, Any]]:
+    return figures_in((report.folder / "report.html").read_text())
+
+
+def one(figures: list[dict[str, Any]], family: str, **choice: str) -> Mapping[str, Any]:
+    fitting = [
+        each for each in figures if each["family"] == family and choice.items() <= each["choice"].items()
+    ]
+    assert fitting, f"{family} {choice}: {[(each['family'], each['choice']) for each in figures]}"
+    return fitting[0]["data"]
+
+
+def series(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    (found,) = [each for each in data["series"] if each["name"].startswith(name)]
+    return found
+
+
+# Numbers ----------------------------------------------------------------------------------------------------
+
+
+def test_curves_are_the_metrics_of_the_run_directories(
+    figures: list[dict[str, Any]], runs: dict[str, Path]
+) -> None:
+    columns = {
+        "accuracy (%)": ("micro_accuracy", 100.0),
+        "macro-F1 (%)": ("micro_macro_f1", 100.0),
+        "loss": ("micro_loss", 1.0),
+    }
+    for label, (column, scale) in columns.items():
+        data = one(figures, "convergence", metric=label)
+        values = np.stack([experiments.open_run(runs[name]).metrics[column] for name in ("ifca-0", "ifca-1")])
+        found = series(data, "IFCA")
+        assert found["x"] == [1, 2, 3, 4]
+        assert found["y"] == pytest.approx(scale * values.mean(axis=0), rel=1e-12)
+        assert found["high"] == pytest.approx(scale * (values.mean(axis=0) + values.std(axis=0)), rel=1e-12)
+        assert found["low"] == pytest.approx(scale * (values.mean(axis=0) - values.std(axis=0)), rel=1e-12)
+        alone = series(data, "FedSoft")
+        assert alone["y"] == [
+            scale * value for value in experiments.open_run(runs["fedsoft"]).metrics[column]
+        ]
+        assert alone["low"] is None
+
+
+def test_tables_and_bars_are_the_means_of_the_last_rounds(
+    report: Report, figures: list[dict[str, Any]], runs: dict[str, Path]
+) -> None:
+    ends = [
+        experiments.open_run(runs[name]).metrics["micro_accuracy"][-3:].mean()
+        for name in ("ifca-0", "ifca-1")
+    ]
+    bars = one(figures, "bars", metric="accuracy (%)")
+    at = bars["names"].index("IFCA, K = 2")
+    assert bars["values"][at] == pytest.approx(100 * np.mean(ends), rel=1e-12)
+    assert bars["errors"][at] == pytest.approx(100 * np.std(ends), rel=1e-9)
+    rows = list(csv.DictReader((report.folder / "table.csv").open()))
+    (row,) = [row for row in rows if row["method"].startswith("IFCA") and row["metric"] == "accuracy (%)"]
+    assert float(row["mean"]) == bars["values"][at]
+    shown = f"{100 * np.mean(ends):.2f} ± {100 * np.std(ends):.2f}"
+    assert shown in (report.folder / "table.md").read_text()
+    assert shown in html.unescape((report.folder / "report.html").read_text())
+
+
+def test_clusters_are_the_runs(figures: list[dict[str, Any]], runs: dict[str, Path]) -> None:
+    run = experiments.open_run(runs["ifca-0"])
+    sizes = one(figures, "sizes", run="IFCA, K = 2, seed 0")
+    assert [[each["y"][at] for each in sizes["series"]] for at in range(4)] == list(
+        run.metrics["cluster_sizes"]
+    )
+    flow = one(figures, "flow", run="IFCA, K = 2, seed 0")
+    table = run.assignments.pivot(index="client", columns="round", values="cluster")
+    for link in flow["links"]:
+        source, target = flow["nodes"][link["source"]], flow["nodes"][link["target"]]
+        first, second = (int(flow["columns"][node["column"]].split()[1]) for node in (source, target))
+        assert link["count"] == ((table[first] == source["color"]) & (table[second] == target["color"])).sum()
+    assert sum(link["count"] for link in flow["links"]) == 6 * (len(flow["columns"]) - 1)
+    planted = one(figures, "planted", run="IFCA, K = 2, seed 0")
+    last = run.clients[run.clients["round"] == 4]
+    for link in planted["links"]:
+        group, cluster = (planted["nodes"][link[end]]["color"] for end in ("source", "target"))
+        assert link["count"] == ((last["group"] == group) & (last["cluster"] == cluster)).sum()
+
+
+def test_client_models_are_the_records(figures: list[dict[str, Any]], runs: dict[str, Path]) -> None:
+    run = experiments.open_run(runs["ifca-0"])
+    for projection, record, columns in (("PCA", "models", ("pc_0", "pc_1")), ("t-SNE", "tsne", ("x", "y"))):
+        data = one(figures, "map", run="IFCA, K = 2, seed 0", projection=projection)
+        table = run.record(record)
+        last = table[table["round"] == 4]
+        panel = data["panels"][-1]
+        assert panel["title"] == "round 4" and panel["client"] == list(last["client"])
+        assert panel["x"] == [float(value) for value in last[columns[0]]]
+        assert panel["y"] == [float(value) for value in last[columns[1]]]
+    cosine = one(figures, "cosine", run="IFCA, K = 2, seed 0", round="round 4")
+    table = run.record("cosine")
+    table = table[table["round"] == 4].pivot(index="client", columns="other", values="cosine")
+    order = [int(name.split()[1].rstrip(",")) for name in cosine["x"]]
+    assert np.allclose(np.asarray(cosine["z"]), table.loc[order, order], atol=5e-5)
+    centres = np.asarray(one(figures, "centres", run="IFCA, K = 2, seed 0")["z"])
+    models = run.models["clusters"].astype(np.float64)
+    by_hand = models[0] @ models[1] / np.linalg.norm(models[0]) / np.linalg.norm(models[1])
+    assert centres[0, 1] == pytest.approx(by_hand, abs=5e-5)
+
+
+def test_clients_weights_and_levels_are_the_runs(
+    figures: list[dict[str, Any]], runs: dict[str, Path]
+) -> None:
+    tables = [experiments.open_run(runs[name]).clients for name in ("ifca-0", "ifca-1")]
+    means = [table[table["round"] > 1].groupby("client")["accuracy"].mean() for table in tables]
+    found = series(one(figures, "clients"), "IFCA")
+    assert found["values"] == pytest.approx(list(100 * np.concatenate(means)), rel=1e-12)
+    soft = experiments.open_run(runs["fedsoft"])
+    u = soft.record("u")
+    last = u[u["round"] == 4].set_index("client")
+    bars = one(figures, "weights-clients")
+    for k, each in enumerate(bars["series"]):
+        assert each["y"] == [last[f"u_{k}"][int(name.split()[1])] for name in bars["at"]]
+    groups = soft.clients[soft.clients["round"] == 4].set_index("client")["group"]
+    lines = one(figures, "weights-rounds")
+    by_group = series(lines, "group 1, model 0")
+    assert by_group["y"][-1] == pytest.approx(last["u_0"][groups == 1].mean(), rel=1e-12)
+    many = experiments.open_run(runs["femam"])
+    levels = many.record("levels")
+    levels = levels[levels["round"] == 4]
+    drawn = one(figures, "levels")
+    held = levels[~levels["pruned"]].set_index(["client", "level"])["cluster"]
+    for row, name in zip(drawn["z"], drawn["y"], strict=True):
+        for value, column in zip(row[1:], drawn["x"][1:], strict=True):
+            assert value == held.get((int(name.split()[1]), int(column.split()[1])), -1)
+    added = many.metrics["levels"].diff()[1:] > 0
+    curve = series(one(figures, "convergence", metric="accuracy (%)"), "FeMAM")
+    assert curve["marks"] == list(many.metrics["round"][1:][added]) and len(curve["marks"]) >= 1
+
+
+def test_costs_are_the_runs(figures: list[dict[str, Any]], runs: dict[str, Path]) -> None:
+    run = experiments.open_run(runs["fedsoft"])
+    moved = one(figures, "communication")
+    at = [name.startswith("FedSoft") for name in moved["at"]].index(True)
+    assert moved["series"][0]["y"][at] == pytest.approx(run.metrics["cost_models_down"].mean(), rel=1e-12)
+    work = series(one(figures, "work", cost="seconds"), "FedSoft")
+    assert work["x"] == pytest.approx(list(run.timings["total"].cumsum()), rel=1e-9)
+    size = run.models["clusters"].shape[1]
+    moved_so_far = (
+        (run.metrics["cost_models_down"] + run.metrics["cost_models_up"]) * size * 4 / 1e6
+    ).cumsum()
+    data = series(one(figures, "work", cost="megabytes moved per client"), "FedSoft")
+    assert data["x"] == pytest.approx(list(moved_so_far), rel=1e-9)
+
+
+def test_every_figure_that_the_runs_can_show_is_there(figures: list[dict[str, Any]]) -> None:
+    families = {each["family"] for each in figures}
+    assert families == {
+        "convergence", "bars", "clients", "work", "time", "communication", "sizes", "flow", "planted", "map", "cosine",
+        "centres", "examples", "weights-rounds", "weights-clients", "levels", "labels",
+    }  # fmt: skip
+
+
+def test_example_images_are_the_recorded_pixels() -> None:
+    images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 1, 3, 4)
+    import base64
+    import io
+
+    found = sprite(images)
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(found["image"]))))
+    assert picture.shape == (3, 9, 4) and (found["width"], found["height"]) == (9, 3)
+    assert np.array_equal(picture[:, :4, 0], images[0, 0]) and np.array_equal(picture[:, 5:, 2], images[1, 0])
+    assert (picture[:, 4, 3] == 0).all()  # the gap is empty
+
+
+def test_flows_count_clients() -> None:
+    data = flow_data(["a", "b"], [np.array([0, 0, 1]), np.array([1, 1, -1])], str)
+    assert [(node["column"], node["name"], node["size"]) for node in data["nodes"]] == [
+        (0, "0", 2), (0, "1", 1), (1, "-1", 1), (1, "1", 2),
+    ]  # fmt: skip
+    assert [(link["source"], link["target"], link["count"]) for link in data["links"]] == [
+        (0, 3, 2),
+        (1, 2, 1),
+    ]
+
+
+def test_choices_of_one_are_none() -> None:
+    def figure(family: str, **choice: str) -> Figure:
+        return Figure(family, "results", "t", "c", "lines", {}, choice)
+
+    made = without_lone_choices(
+        [figure("a", problem="x", metric="m"), figure("a", problem="x", metric="n"), figure("b", problem="x")]
+    )
+    assert [dict(each.choice) for each in made] == [{"metric": "m"}, {"metric": "n"}, {}]
+    assert [each.name for each in made] == ["a-m", "a-n", "b"]
+    assert numbers([1, None, np.nan, np.inf]) == [1.0, None, None, None]
+
+
+def test_models_on_distributions_are_the_metrics(tmp_path: Path) -> None:
+    centres = [[[0.5, 0.25]], [[0.75, 0.125]]]
+    path = write_run(tmp_path / "run", accuracy=[0.1, 0.2], metrics={"centre_accuracy": centres})
+    found = figures_in(
+        (build_report(ReportRequest([str(path)], figures="no")).folder / "report.html").read_text()
+    )
+    lines = one(found, "distributions-rounds")
+    assert [each["y"] for each in lines["series"]] == [[50.0, 75.0], [25.0, 12.5]]
+    assert one(found, "distributions")["z"] == [[75.0, 12.5]]
+
+
+def test_label_bars_count_training_samples_by_group(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = write_run(tmp_path / "run")
+    clients = {"round": [4] * 3, "client": [0, 1, 2], "group": [1, 0, 1], "accuracy": [0.5, 0.6, 0.7]}
+    pq.write_table(pa.table(clients), path / "clients.parquet")
+    (path / "federation").mkdir()
+    facts = {"clients": 3, "classes": 2, "sources": 1}
+    (path / "federation" / "facts.json").write_text(json.dumps(facts))
+    pq.write_table(
+        pa.table({"client": [0, 1, 2], "group": [1, 0, 1]}), path / "federation" / "clients.parquet"
+    )
+    counts = {"client": [0, 0, 1, 2, 2], "part": ["train", "train", "train", "train", "test"], "source": [0] * 5,
+              "label": [0, 1, 1, 0, 1], "samples": [3, 4, 5, 6, 7]}  # fmt: skip
+    pq.write_table(pa.table(counts), path / "federation" / "counts.parquet")
+    built = build_report(ReportRequest([str(path)], figures="no"))
+    data = one(figures_in((built.folder / "report.html").read_text()), "labels")
+    assert data["at"] == ["client 1 (group 0)", "client 0 (group 1)", "client 2 (group 1)"]
+    assert [each["y"] for each in data["series"]] == [[0, 3, 6], [5, 4, 0]]
+
+
+# The file ---------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_one_small_file_that_needs_nothing(report: Report) -> None:
+    path = report.folder / "report.html"
+    assert path.stat().st_size < 5_000_000
+    text = re.sub(r'<script type="application/octet-stream".*?</script>', "", path.read_text(), flags=re.S)
+    assert re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)""", text) == []
+    assert "@import" not in text and not re.search(r"url\((?!#)", text)
+    assert "default-src 'none'" in text and 'name="viewport"' in text
+
+
+def test_equal_runs_give_equal_files(report: Report, runs: dict[str, Path], tmp_path: Path) -> None:
+    again = build_report(
+        ReportRequest([str(path) for path in runs.values()], out=str(tmp_path), figures="no")
+    )
+    for file in again.files:
+        assert file.read_bytes() == (report.folder / file.name).read_bytes()
+
+
+def test_every_figure_is_a_png_and_an_svg_too(tmp_path: Path) -> None:
+    built = build_report(ReportRequest([str(write_run(tmp_path / "run"))]))
+    names = {each["name"] for each in figures_in((built.folder / "report.html").read_text())}
+    files = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    assert {path.name for path in (built.folder / "figures").iterdir()} == files and len(files) >= 10
+    assert {path.name for path in built.files} >= files
+
+
+def test_each_kind_of_figure_is_drawn_and_equal_figures_are_equal_files(
+    figures: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = {each["kind"]: {key: value for key, value in each.items() if key != "name"} for each in figures}
+    chosen = [Figure(**entry) for entry in entries.values()]
+    assert set(entries) == {"lines", "stack", "bars", "spread", "flow", "scatter", "heatmap", "images"}
+    monkeypatch.setattr(reports.drawing, "_WORTH_A_PROCESS", 1)
+    files = draw_figures(chosen, tmp_path / "a", processes=2)
+    assert len(files) == 16
+    for file in files:
+        if file.suffix == ".svg":
+            assert ElementTree.parse(file).getroot().tag.endswith("svg")
+        else:
+            assert np.asarray(Image.open(file).convert("L")).std() > 3  # something is on it
+    # The second of two is drawn by another process: here, the same file.
+    for file in draw_figures(chosen[1:2], tmp_path / "b"):
+        assert file.read_bytes() == (tmp_path / "a" / file.name).read_bytes()
+
+
+def test_names_of_runs_are_text_and_never_markup(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    path = write_run(tmp_path / "run", config={"data": {"name": evil}, "note": evil}, method="<b>x</b>")
+    (path / "events.jsonl").write_text('{"round": 1, "text": "<img src=x onerror=alert(1)>"}\n')
+    text = (build_report(ReportRequest([str(path)], figures="no")).folder / "report.html").read_text()
+    assert "<script>alert" not in text and "<img src=x" not in text and "<b>x</b>" not in text
+    assert html.escape(evil) in text
+
+
+def test_reports_of_what_is_not_finished_or_not_there(tmp_path: Path) -> None:
+    bare = write_run(tmp_path / "bare", accuracy=[], state="failed", sentence="No data.")
+    assert "No data." in (build_report(ReportRequest([str(bare)])).folder / "table.md").read_text()
+    sweep = write_sweep(tmp_path / "sweep", [{"group": "a", "status": "failed", "reason": "it broke"}])
+    built = build_report(ReportRequest([str(sweep)]))
+    assert built.folder == sweep / "report" and "it broke" in (built.folder / "report.html").read_text()
+    running = write_run(
+        tmp_path / "running", state="running", metrics={"micro_loss": [0.5, float("nan"), float("inf"), 0.1]}
+    )
+    found = figures_in((build_report(ReportRequest([str(running)])).folder / "report.html").read_text())
+    assert one(found, "convergence", metric="loss")["series"][0]["y"] == [0.5, None, None, 0.1]
+
+
+def test_many_groups_show_some_from_the_inside_and_say_so(tmp_path: Path) -> None:
+    sizes = {"cluster_sizes": [[2, 2]] * 2}
+    paths = [str(write_run(tmp_path / f"r{n}", accuracy=[0.1, 0.2], config={"local": {"lr": n}}, metrics=sizes))
+             for n in range(DETAILED + 2)]  # fmt: skip
+    built = build_report(ReportRequest(paths, out=str(tmp_path / "report"), figures="no"))
+    text = (built.folder / "report.html").read_text()
+    assert f"the {DETAILED} groups of best rank; 2 more" in text
+    assert len([each for each in figures_in(text) if each["family"] == "sizes"]) == DETAILED
+
+
+# A browser --------------------------------------------------------------------------------------------------
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt install chromium")
+READY = "document.documentElement.dataset.ready === 'yes' || document.documentElement.dataset.failed !== undefined"
+QUESTIONS = {
+    "failed": "document.documentElement.dataset.failed || ''",
+    "families": "[...document.querySelectorAll('[data-family]')].map((card) => card.dataset.family)",
+    # What is drawn has marks on the screen: paths of a plot, or images that have loaded.
+    "marks": """[...document.querySelectorAll('[data-family]')].map((card) => card.querySelector('img')
+        ? [...card.querySelectorAll('img')].filter((image) => image.naturalWidth > 0).length
+        : card.querySelectorAll('.plot .main-svg path, .plot .main-svg image, .plot rect.node-rect').length)""",
+    "width": "document.documentElement.scrollWidth",
+    "resources": """performance.getEntriesByType('resource').map((entry) => entry.name)
+        .filter((name) => !/^(data|blob):/.test(name))""",
+    "background": "getComputedStyle(document.body).backgroundColor",
+}
+
+
+def left_the_file(requests: list[str]) -> list[str]:
+    return [url for url in requests if not url.startswith(("data:", "blob:", "file:///"))]
+
+
+@needs_browser
+def test_a_browser_draws_every_figure_and_asks_nobody(report: Report, figures: list[dict[str, Any]]) -> None:
+    clicks = """(() => {
+        const card = document.querySelector('[data-family=convergence]'), plot = card.querySelector('.plot');
+        const before = plot.data.filter((trace) => trace.visible === 'legendonly').length;
+        card.querySelector('.chip').click();
+        const hidden = plot.data.filter((trace) => trace.visible === 'legendonly').map((trace) => trace.legendgroup);
+        return [before, [...new Set(hidden)]];
+    })()"""
+    choose = """(() => {
+        const select = document.querySelector('[data-family=sizes] select[data-key=run]');
+        select.value = select.options[1].value; select.dispatchEvent(new Event('change'));
+        return [...document.querySelectorAll('select[data-key=run]')].filter((each) =>
+            [...each.options].some((o) => o.value === select.value)).map((each) => each.value === select.value);
+    })()"""
+    seen = look(report.folder / "report.html", {**QUESTIONS, "clicks": clicks, "choose": choose}, ready=READY)
+    assert seen.answers["failed"] == "" and seen.errors == []
+    assert left_the_file(seen.requests) == [] and seen.answers["resources"] == []
+    assert [url for url in seen.requests if url.startswith("file:")] == [
+        (report.folder / "report.html").as_uri()
+    ]
+    assert sorted(seen.answers["families"]) == sorted({each["family"] for each in figures})
+    assert all(count > 0 for count in seen.answers["marks"]), seen.answers
+    assert seen.answers["clicks"][0] == 0 and len(seen.answers["clicks"][1]) == 1  # a method, with its band
+    assert all(seen.answers["choose"])  # one choice of a run moves every figure that offers it
+
+
+@needs_browser
+def test_a_phone_in_the_dark_reads_it_without_scrolling_sideways(report: Report) -> None:
+    seen = look(report.folder / "report.html", QUESTIONS, ready=READY, width=390, height=844, dark=True)
+    assert seen.answers["failed"] == "" and seen.errors == []
+    assert seen.answers["width"] == 390
+    assert all(count > 0 for count in seen.answers["marks"])
+    shade = [int(value) for value in re.findall(r"\d+", seen.answers["background"])[:3]]
+    assert max(shade) < 80
