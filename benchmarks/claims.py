@@ -3,7 +3,7 @@
 - initialisation: does the first assignment decide the end? Spread of accuracy and ARI over seeds of the initial
   models, on one fixed federation.
 - outliers: some clients have labels at random; accuracy of the others, and whether their groups are found.
-- collapse: many clusters, few groups to hold on to, a small learning rate: does one cluster take all clients?
+- many clusters: ten of them, ten planted groups, a small learning rate: does one cluster take most clients?
 
 The seeds of a row change the initial models and the batches, never the federation. Figures are means over seeds.
 """
@@ -30,7 +30,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
                        "local.lr=0.05", "rounds=20"),
     "outliers": ("clients=20", "clusters=4", "data.rotations=4", "partition=iid", "local.steps=10",
                  "local.lr=0.05", "rounds=20"),
-    "collapse": ("clients=30", "clusters=10", "partition=cluster_dirichlet", "partition.groups=10",
+    "many clusters": ("clients=30", "clusters=10", "partition=cluster_dirichlet", "partition.groups=10",
                  "local.steps=10", "local.lr=0.01", "rounds=25"),
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,32 @@ def memory_of_its_own() -> int:
     raise RuntimeError("/proc/self/status has no RssAnon")
 
 
+class Peak(threading.Thread):
+    """Looks at this process's own memory until it is stopped, and keeps the largest figure."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.largest = 0
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Look twenty times a second."""
+        while not self._over.wait(0.05):
+            self.largest = max(self.largest, memory_of_its_own())
+
+    def stop(self) -> int:
+        """End the thread; returns what it saw."""
+        self._over.set()
+        self.join()
+        return self.largest
+
+
 def limited(root: str, rounds: int) -> dict[str, Any]:
-    """Decode and train, with memory limited; returns seconds and the largest memory seen after each step."""
+    """Decode and train, with memory limited; returns seconds and the largest memory seen.
+
+    Tests go by 64 samples at a time: at the default of 512 the network's own activations (0.46 GB for the first
+    layer alone) would be measured, not the data.
+    """
     import foundation.torchvision_operators  # noqa: F401  (before torchvision)
 
     # isort: split
@@ -120,14 +145,15 @@ def limited(root: str, rounds: int) -> dict[str, Any]:
     config = load_config(
         None,
         ["method=fedavg", "data=celeba", f"data.root={root}", "data.mapped=yes", "clients=20", f"rounds={rounds}",
-         "local.steps=5", "participation.fraction=0.5", "evaluation.every=1000", "fleet.backend=in_process"],
+         "local.steps=5", "participation.fraction=0.5", "evaluation.every=1000", "evaluation.batch=64",
+         "fleet.backend=in_process"],
     )  # fmt: skip
-    base = memory_of_its_own()
+    base, peak = memory_of_its_own(), Peak()
+    peak.start()
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))
     started = time.perf_counter()
     federation = build_federation(config.data, config.partition, config.clients, config.seed)
     made = time.perf_counter() - started
-    peaks = {"imports": base, "decode": memory_of_its_own()}
     started = time.perf_counter()
     build_federation(config.data, config.partition, config.clients, config.seed)
     opened = time.perf_counter() - started
@@ -135,15 +161,16 @@ def limited(root: str, rounds: int) -> dict[str, Any]:
     started = time.perf_counter()
     for round in range(1, rounds + 1):
         session.run_round(round)
-    peaks["train"] = memory_of_its_own()
+    seconds = (time.perf_counter() - started) / rounds
+    largest = peak.stop()
     return {
         "data_bytes": int(federation.x.nbytes),
         "decode_seconds": made,
         "open_seconds": opened,
-        "round_seconds": (time.perf_counter() - started) / rounds,
-        "own_bytes": peaks,
-        "peak_own_bytes": max(peaks.values()),
-        "kept": max(peaks.values()) <= LIMIT,
+        "round_seconds": seconds,
+        "own_bytes_before": base,
+        "peak_own_bytes": largest,
+        "kept": largest <= LIMIT,
         "peak_bytes_with_mapped_pages": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
@@ -158,7 +185,10 @@ def report(result: dict[str, Any]) -> str:
         ["memory of its own, largest seen", f"{result['peak_own_bytes'] / 1e9:.2f} GB"],
         ["decoding into the mapped copy, once", f"{result['decode_seconds']:.1f} s"],
         ["opening the copy again", f"{result['open_seconds']:.1f} s"],
-        ["a round of 10 clients with 5 steps and a test", f"{result['round_seconds']:.1f} s"],
+        [
+            "a round of 10 clients with 5 steps each, the last with a test of all",
+            f"{result['round_seconds']:.1f} s",
+        ],
     ]
     return table(title, ["", ""], rows)
 

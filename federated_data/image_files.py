@@ -219,10 +219,15 @@ _FOLDER_WANTED = (
 
 
 def _folder_present(settings: DataSettings) -> str | None:
+    """A root counts as an image folder if two folders in it, or in its train/, hold images."""
     root = root_of(settings)
-    default = Path(DataSettings().root).expanduser()
-    found = root != default and root.is_dir() and any(path.is_dir() for path in root.iterdir())
-    return str(root) if found else None
+    place = root / "train" if (root / "train").is_dir() else root
+    if not place.is_dir():
+        return None
+    endings = Image.registered_extensions()
+    classes = [path for path in place.iterdir() if path.is_dir()]
+    held = [path for path in classes if any(each.suffix.lower() in endings for each in path.iterdir())]
+    return str(root) if len(held) >= 2 else None
 
 
 @dataset(

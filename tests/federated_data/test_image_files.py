@@ -129,8 +129,19 @@ class TestImageFolder:
         with pytest.raises(UserError, match=r"has 9x7 pixels: set data\.image_size"):
             load("image_folder", tmp_path / "b")
 
-    def test_the_default_root_is_nobodys_image_folder(self) -> None:
-        assert DATASETS.find("image_folder").present(DataSettings()) is None
+    def test_present_where_two_classes_hold_images(self, tmp_path: Path) -> None:
+        def present(root: Path) -> str | None:
+            return DATASETS.find("image_folder").present(DataSettings(root=str(root)))
+
+        assert present(tmp_path / "none") is None
+        for name in ("cifar-10-batches-py", "mapped"):  # folders of other data sets
+            (tmp_path / "root" / name).mkdir(parents=True)
+            (tmp_path / "root" / name / "data_batch_1").touch()
+        assert present(tmp_path / "root") is None
+        self.make(tmp_path / "pets", count=2)
+        self.make(tmp_path / "split" / "train", count=2)
+        assert present(tmp_path / "pets") == str(tmp_path / "pets")
+        assert present(tmp_path / "split") == str(tmp_path / "split")
 
 
 def test_an_image_of_the_right_size_is_not_touched(tmp_path: Path) -> None:

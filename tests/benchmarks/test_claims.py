@@ -1,0 +1,32 @@
+"""The runs behind results/cam-claims.md, on very little work."""
+
+import numpy as np
+
+from benchmarks.claims import METHODS, outcome, report, with_outliers
+from tests.support.experiments import plan_of
+
+SMALL = ("rounds=2", "clients=8", "local.steps=2")
+
+
+def test_outliers_are_some_clients_with_other_labels_and_nobody_else():
+    plan = plan_of()
+    changed, outlying = with_outliers(plan, 0.25)
+    assert outlying.sum() == 2
+    for client, samples in enumerate(plan.clients):
+        same = np.array_equal(changed.y[samples.train], plan.y[samples.train])
+        assert same is not outlying[client]
+
+
+def test_seeds_change_the_models_and_not_the_federation():
+    first, again, other = (outcome("outliers", "ifca", seed, *SMALL) for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_the_report_names_every_method():
+    ends = {
+        method: [vars(outcome("initialisation", method, s, *SMALL)) for s in (0, 1)] for method in METHODS[:3]
+    }
+    text = report(
+        {"seeds": 2, "settings": {"initialisation": ["rounds=2"]}, "outcomes": {"initialisation": ends}}
+    )
+    assert all(method in text for method in METHODS[:3])
