@@ -23,8 +23,13 @@ class RoundLog:
         if done == 0:
             shutil.rmtree(run / FOLDER, ignore_errors=True)
         # What an interrupted run logged after its last checkpoint is purged: those rounds are run again.
+        # The name of its file has the second in it: one that goes on within the same second must not write over it.
         self._logger: Any = TensorBoardLogger(
-            run, name="", version=FOLDER, purge_step=done + 1 if done else None
+            run,
+            name="",
+            version=FOLDER,
+            purge_step=done + 1 if done else None,
+            filename_suffix=f".after-{done}",
         )
 
     def __enter__(self) -> RoundLog:

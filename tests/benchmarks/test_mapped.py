@@ -6,6 +6,7 @@ from benchmarks import mapped
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_small_set_is_decoded_and_trained_on_in_limited_memory() -> None:
     result = mapped.run(rounds=1, miniature=True)
     assert result["data_bytes"] == 400 * 3 * 84 * 84

@@ -63,7 +63,23 @@ def test_make_targets_exist_and_are_explained(line):
     assert line == "make" or f"{line} " in listed
 
 
-@pytest.mark.parametrize("line", [line for line in of(DOOR) if not {"resume", "report"} & set(line.split())])
+def cases():
+    """The commands; sweeps take half a minute each, so the full matrix has all of them and CI the demonstration."""
+    for line in of(DOOR):
+        words = line.split()
+        if not {"resume", "report"} & set(words):
+            swept = "--dry-run" not in words and any("tune_configs" in word for word in words)
+            long = swept and load_sweep(*parts(words[3:])) is not None
+            yield pytest.param(line, marks=pytest.mark.full if long else ())
+
+
+def parts(arguments):
+    """(file, overrides) of a command."""
+    request = platform.launch.parse(arguments)
+    return request.file, request.overrides
+
+
+@pytest.mark.parametrize("line", list(cases()))
 def test_commands_of_the_door(line, tmp_path, capsys):
     arguments = shlex.split(line)[3:]
     if arguments[:2] == [
@@ -97,12 +113,6 @@ def test_commands_of_the_door(line, tmp_path, capsys):
     assert f"Results: {made}" in printed.out
     states = [row.status for row in read_rows(made)] if swept else [experiments.open_run(made).status.state]
     assert states and set(states) == {"finished"}
-
-
-def parts(arguments):
-    """(file, overrides) of a command."""
-    request = platform.launch.parse(arguments)
-    return request.file, request.overrides
 
 
 class Stop(Exception):
