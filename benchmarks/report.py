@@ -138,10 +138,9 @@ def _write_run(path: Path, config: dict[str, Any], shared: Path, number: int) ->
     sizes = json.dumps(np.bincount(cluster, minlength=clusters).tolist()).replace(" ", "")
     clustered = not config["method"].startswith("fed")
     text = [",".join([*columns, *(["cluster_sizes"] if clustered else [])])]
-    text += [
-        ",".join([*(repr(column[at].item()) for column in columns.values()), f'"{sizes}"'])
-        for at in range(rounds)
-    ]
+    for at in range(rounds):
+        cells = [repr(column[at].item()) for column in columns.values()]
+        text.append(",".join([*cells, *([f'"{sizes}"'] if clustered else [])]))
     (path / "metrics.csv").write_text("\n".join(text) + "\n")
     seconds = ["round,train,evaluate,total", *(f"{at},0.51,0.1,0.65" for at in range(1, rounds + 1))]
     (path / "timings.csv").write_text("\n".join(seconds) + "\n")

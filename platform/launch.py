@@ -321,12 +321,15 @@ def _show_results(path: Path, address: str) -> None:
     print(f"Results: {address} (summary.md tells what is in it)")
 
 
-def _report(folder: Path, address: str, figures: str = "no") -> Report:
-    """The report of a run or a sweep whose files are in `folder`, kept with it where it is stored."""
+def _report(folder: Path, address: str) -> Report:
+    """The report of a run or a sweep whose files are in `folder`, kept with it where it is stored.
+
+    Without PNG and SVG files, which take longest: the command `report` makes them at any time.
+    """
     from experiments.storage import Mirror, is_address, join
     from reports.build import ReportRequest, build_report
 
-    built = build_report(ReportRequest([str(folder)], figures=figures))
+    built = build_report(ReportRequest([str(folder)], figures="no"))
     if is_address(address):
         Mirror(built.folder, join(address, "report")).push()
     return built
@@ -338,8 +341,7 @@ def _show_sweep(address: str, demonstration: bool = False) -> None:
     from experiments.sweep_directory import read_rows
     from reports.table_text import print_tables
 
-    # The demonstration is over sooner without files for papers; `report` makes them at any time.
-    built = _report(local_copy(address), address, figures="no" if demonstration else "yes")
+    built = _report(local_copy(address), address)
     print_tables(built.tables, sys.stdout)
     for row in read_rows(address):
         if row.status == "failed":

@@ -147,7 +147,10 @@ def _yaml(text: str, path: Path) -> Any:
 def read_rows(path: Path) -> list[Row]:
     """The rows of a CSV file of numbers and JSON lists; empty cells are left out."""
     rows = csv.DictReader(io.StringIO(complete_lines(path)))
-    return [{name: _value(cell) for name, cell in row.items() if cell} for row in rows]
+    try:
+        return [{name: _value(cell) for name, cell in row.items() if cell} for row in rows]
+    except (AttributeError, ValueError) as error:  # too many cells, or one that is no number
+        raise UserError(f"{path} is damaged: a line cannot be read ({error}).") from error
 
 
 def _value(cell: str) -> Any:

@@ -19,6 +19,7 @@ import experiments
 import reports.drawing
 from experiments.config import load_config
 from experiments.runner import run_experiment
+from foundation.errors import UserError
 from reports.build import DETAILED, Report, ReportRequest, build_report
 from reports.drawing import draw_figures
 from reports.figures import Figure, numbers, without_lone_choices
@@ -351,6 +352,14 @@ def test_reports_of_what_is_not_finished_or_not_there(tmp_path: Path) -> None:
     )
     found = figures_in((build_report(ReportRequest([str(running)])).folder / "report.html").read_text())
     assert one(found, "convergence", metric="loss")["series"][0]["y"] == [0.5, None, None, 0.1]
+
+
+def test_a_damaged_file_is_a_sentence(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    with (path / "metrics.csv").open("a") as file:
+        file.write("5,0.1,0.1,0.1,0.1,0.1,0.1,0.1\n")  # more cells than columns
+    with pytest.raises(UserError, match=r"metrics\.csv is damaged"):
+        build_report(ReportRequest([str(path)]))
 
 
 def test_many_groups_show_some_from_the_inside_and_say_so(tmp_path: Path) -> None:
