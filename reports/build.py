@@ -20,7 +20,8 @@ from reports.significance import check_test
 from reports.table_text import as_csv, latex, markdown
 from reports.tables import Table, build_tables
 
-DETAILED = 12  # groups of which one run is shown from the inside
+DETAILED = 8  # groups of which one run is shown from the inside
+_LARGEST_PAGE = 4_900_000  # bytes
 
 
 @dataclass
@@ -101,9 +102,14 @@ def build_report(request: ReportRequest) -> Report:
             f"Cannot write the report into {folder} ({error.strerror}): choose another folder with out=..."
         )
         raise UserError(message) from error
-    figures, notes = collect_figures(groups, tables)
+    title, overview = page_title(groups, request.paths), result_figures(groups, tables)
+    for detailed in (DETAILED, DETAILED // 2, 1, 0):  # as many as fit
+        figures, notes = collect_figures(groups, tables, overview, detailed)
+        text = page(title, groups, tables, figures, notes)
+        if len(text) < _LARGEST_PAGE:
+            break
     texts = {"table.md": markdown(tables), "table.tex": latex(tables), "table.csv": as_csv(tables)}
-    texts["report.html"] = page(page_title(groups, request.paths), groups, tables, figures, notes)
+    texts["report.html"] = text
     for name, text in texts.items():
         write_whole(folder / name, text, durable=False)
     files = [folder / name for name in texts]
@@ -114,23 +120,25 @@ def build_report(request: ReportRequest) -> Report:
     return Report(tables, groups, folder, files)
 
 
-def collect_figures(groups: Sequence[Group], tables: Sequence[Table]) -> tuple[list[Figure], list[str]]:
-    """The figures of a comparison and of one run of each group, and what a reader must know of the choice."""
-    figures = result_figures(groups, tables)
+def collect_figures(
+    groups: Sequence[Group], tables: Sequence[Table], overview: Sequence[Figure], detailed: int
+) -> tuple[list[Figure], list[str]]:
+    """The figures of the comparison and of one run of some groups, and what a reader must know of the choice."""
+    figures = list(overview)
     with_runs = sorted((group for group in groups if group.runs), key=_ranks(tables))
-    for group in with_runs[:DETAILED]:
+    for group in with_runs[:detailed]:
         run = next((run for run in group.runs if run.status.get("state") == "finished"), group.runs[0])
         name = title_of(group) if len(by_block(with_runs)) == 1 else f"{title_of(group)} on {group.block}"
-        figures += run_figures(run, f"{name}, seed {run.setting('seed')}")
+        figures += run_figures(run, f"{name}, seed {run.setting('seed')}", min(detailed, len(with_runs)))
     notes = []
     if len(with_runs) > 1 or any(len(group.runs) > 1 for group in with_runs):
         notes.append(
             "Figures of clusters, of the inside of a method and of its data show the first finished seed."
         )
-    if len(with_runs) > DETAILED:
-        left = len(with_runs) - DETAILED
+    if len(with_runs) > detailed:
+        left = len(with_runs) - detailed
         notes.append(
-            f"They show the {DETAILED} groups of best rank; {left} more have a report of their own if asked for alone."
+            f"They show the {detailed} groups of best rank; {left} more have a report of their own if asked for alone."
         )
     return without_lone_choices(figures), notes
 

@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +56,7 @@ def _draw_elsewhere(figures: Sequence[Figure], folder: Path) -> subprocess.Popen
     assert process.stdin is not None
     with process.stdin as pipe:
         pipe.write(
-            json.dumps({"folder": str(folder.resolve()), "figures": [asdict(f) for f in figures]}).encode()
+            json.dumps({"folder": str(folder.resolve()), "figures": [vars(f) for f in figures]}).encode()
         )
     return process
 

@@ -99,6 +99,11 @@ def numbers(values: Iterable[Any]) -> list[float | None]:
     return [float(value) if value is not None and np.isfinite(value) else None for value in values]
 
 
+def short(values: Iterable[Any]) -> list[float | None]:
+    """The same to six digits, for what is only looked at: bands, and curves beside the headline's."""
+    return [None if value is None else float(f"{value:.6g}") for value in numbers(values)]
+
+
 def spaced(values: Sequence[int], most: int) -> list[int]:
     """At most `most` of the values, the first and the last among them, denser at the start.
 

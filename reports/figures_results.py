@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from reports.figures import Figure, numbers
+from reports.figures import Figure, numbers, short
 from reports.groups import Group, by_block, mean, std
 from reports.names import Metric, headline_metrics, metric
 from reports.runs import RunFiles
@@ -77,8 +77,8 @@ def _convergence(problem: str, groups: Sequence[Group], each: Metric, colors: di
         centre = [each.scale * value for value in found["mean"]]
         low = high = None
         if found["std"] is not None:
-            low = numbers(m - each.scale * s for m, s in zip(centre, found["std"], strict=True))
-            high = numbers(m + each.scale * s for m, s in zip(centre, found["std"], strict=True))
+            low = short(m - each.scale * s for m, s in zip(centre, found["std"], strict=True))
+            high = short(m + each.scale * s for m, s in zip(centre, found["std"], strict=True))
         series.append({"name": title_of(group), "x": found["x"], "y": numbers(centre), "low": low, "high": high,
                        "marks": level_rounds(group.runs[0]), "color": colors[id(group)], "dash": 0})  # fmt: skip
     if not series:
@@ -191,8 +191,8 @@ def _work_curves(problem: str, groups: Sequence[Group], colors: dict[int, int]) 
                     continue
                 points = [(spent[number], value) for number, value in zip(found["x"], found["mean"], strict=True)
                           if number in spent]  # fmt: skip
-                series.append({"name": title_of(group), "x": numbers(x for x, _ in points),
-                               "y": numbers(each.scale * y for _, y in points), "low": None, "high": None,
+                series.append({"name": title_of(group), "x": short(x for x, _ in points),
+                               "y": short(each.scale * y for _, y in points), "low": None, "high": None,
                                "marks": [], "color": colors[id(group)], "dash": 0})  # fmt: skip
             if series:
                 data = {"x": axis, "y": each.label, "series": series}

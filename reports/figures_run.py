@@ -16,17 +16,23 @@ from reports.figures import Figure, numbers, spaced
 from reports.figures_results import level_rounds
 from reports.runs import RunFiles
 
-_IMAGES = 14  # example images of a cluster
+_FEW = 4  # runs on a page that can show everything
+_IMAGES, _IMAGES_OF_MANY = 14, 3  # example images of a cluster
+_COMPARED = 100  # clients in a heatmap, where there are many runs
 _WEIGHT_ROUNDS = 60
 Labels = npt.NDArray[np.int64]
 
 
-def run_figures(run: RunFiles, title: str) -> list[Figure]:
-    """Whatever the run's files can show, each with `title` as its choice."""
+def run_figures(run: RunFiles, title: str, beside: int = 1) -> list[Figure]:
+    """Whatever the run's files can show, each with `title` as its choice.
+
+    `beside` runs share the page: of many, each shows fewer images and compared clients.
+    """
     makers: list[Callable[[RunFiles], list[Figure]]] = [
-        _sizes, _flow, _planted, _maps, _cosines, _centres, _examples, _weights, _distributions, _levels, _labels,
+        _sizes, _flow, _planted, _maps, _centres, _weights, _distributions, _levels, _labels,
     ]  # fmt: skip
     found = [figure for maker in makers for figure in maker(run)]
+    found += [*_cosines(run, beside), *_examples(run, beside)]
     return [
         Figure(f.family, f.section, f.title, f.caption, f.kind, f.data, {"run": title, **f.choice})
         for f in found
@@ -155,13 +161,14 @@ def _maps(run: RunFiles) -> list[Figure]:
     return figures
 
 
-def _cosines(run: RunFiles) -> list[Figure]:
+def _cosines(run: RunFiles, beside: int) -> list[Figure]:
     rounds = run.record_rounds("cosine")
     if not rounds:
         return []
     found, groups = _assignments(run), _groups(run)
     figures = []
-    for number in dict.fromkeys([rounds[-1], rounds[0]]):
+    shown = [rounds[-1], rounds[0]] if beside <= _FEW else [rounds[-1]]
+    for number in dict.fromkeys(shown):
         table = run.record("cosine", number)
         clients, places = np.unique(table["client"], return_inverse=True)
         z = np.zeros((len(clients), len(clients)))
@@ -170,11 +177,13 @@ def _cosines(run: RunFiles) -> list[Figure]:
         cluster = found[known[-1]][clients] if known else np.zeros(len(clients), np.int64)
         keys = (clients, groups[clients], cluster) if groups is not None else (clients, cluster)
         order = np.lexsort(keys)
+        if beside > _FEW and len(order) > _COMPARED:
+            order = order[np.linspace(0, len(order) - 1, _COMPARED).astype(int)]
         edges = np.flatnonzero(np.diff(cluster[order])) + 0.5
         names = [
             f"client {clients[at]}" + (f", {_cluster(int(cluster[at]))}" if known else "") for at in order
         ]
-        data = {"z": np.round(z[np.ix_(order, order)], 4).tolist(), "x": names, "y": names, "edges": edges.tolist(),
+        data = {"z": np.round(z[np.ix_(order, order)], 3).tolist(), "x": names, "y": names, "edges": edges.tolist(),
                 "title": "cosine", "names": None}  # fmt: skip
         about = "Cosine of every two clients' last layers, clients in the order of their clusters (lines between them)."
         figures.append(Figure("cosine", "clusters", "How alike clients' models are", about, "heatmap", data,
@@ -195,7 +204,7 @@ def _centres(run: RunFiles) -> list[Figure]:
     return [Figure("centres", "clusters", "How alike the clusters' models are", about, "heatmap", data)]
 
 
-def _examples(run: RunFiles) -> list[Figure]:
+def _examples(run: RunFiles, beside: int) -> list[Figure]:
     arrays, found, groups = run.arrays("records/examples.safetensors"), _assignments(run), _groups(run)
     if not arrays:
         return []
@@ -205,11 +214,12 @@ def _examples(run: RunFiles) -> list[Figure]:
         labels, words = found[max(found)], "cluster {}"
     elif groups is not None:
         labels, words = groups, "planted group {}"
+    most = _IMAGES if beside <= _FEW else _IMAGES_OF_MANY
     rows = []
     for k in np.unique(labels[labels >= 0]):
         mine = np.flatnonzero(labels[owners] == k)
         if len(mine):
-            chosen = mine[np.unique(np.linspace(0, len(mine) - 1, min(_IMAGES, len(mine))).astype(int))]
+            chosen = mine[np.unique(np.linspace(0, len(mine) - 1, min(most, len(mine))).astype(int))]
             shown = arrays["images"][chosen]
             count = int((labels == k).sum())
             rows.append(

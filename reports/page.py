@@ -8,7 +8,6 @@ import html
 import importlib.util
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,7 @@ def _packed(data: bytes) -> str:
 
 
 def _figure_data(figures: Sequence[Figure]) -> bytes:
-    entries = [{**asdict(figure), "name": figure.name} for figure in figures]
+    entries = [{**vars(figure), "name": figure.name} for figure in figures]
     return json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
 
 
