@@ -70,10 +70,9 @@ def draw_as_told() -> None:
 
 def _draw_files(figure: Figure, folder: Path) -> None:
     drawn = draw(figure)
-    drawn.draw_without_rendering()  # lays it out, once for both formats
-    drawn.set_layout_engine("none")
     for kind in FORMATS:
         save(drawn, folder / f"{figure.name}.{kind}")
+        drawn.set_layout_engine("none")  # laid out by the first format, and kept for the other
 
 
 def draw(figure: Figure) -> Drawn:
