@@ -22,6 +22,7 @@ from reports.tables import Table, build_tables
 
 DETAILED = 8  # groups of which one run is shown from the inside
 _LARGEST_PAGE = 4_900_000  # bytes
+_MANY_FILES = 80  # figures that are drawn as files without being asked for all of them
 
 
 @dataclass
@@ -34,7 +35,7 @@ class ReportRequest:
     test: str = "t"  # t or wilcoxon
     against: str = ""  # row that the others are tested against; default: the best
     metrics: str = ""  # columns of metrics.csv, with commas
-    figures: str = "yes"  # PNG and SVG files too
+    figures: str = "yes"  # PNG and SVG files too; all: of every run shown, however many
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> ReportRequest:
@@ -56,8 +57,8 @@ class ReportRequest:
                 "Expected run directories or sweeps after report, got none: as in "
                 "`python -m platform.launch report runs/NAME`."
             )
-        if request.figures not in ("yes", "no"):
-            raise UserError(f"Expected figures=yes or figures=no, got figures={request.figures}.")
+        if request.figures not in ("yes", "no", "all"):
+            raise UserError(f"Expected figures=yes, no or all, got figures={request.figures}.")
         check_test(request.test)
         return request
 
@@ -113,11 +114,21 @@ def build_report(request: ReportRequest) -> Report:
     for name, text in texts.items():
         write_whole(folder / name, text, durable=False)
     files = [folder / name for name in texts]
-    if request.figures == "yes":
+    if request.figures != "no":
         from reports.drawing import draw_figures
 
-        files += draw_figures(figures, folder / "figures")
+        files += draw_figures(_for_papers(figures, request.figures), folder / "figures")
     return Report(tables, groups, folder, files)
+
+
+def _for_papers(figures: Sequence[Figure], asked: str) -> list[Figure]:
+    """What is drawn as files: everything, but of very many figures those of one run only, unless all are asked for."""
+    if asked == "all" or len(figures) <= _MANY_FILES:
+        return list(figures)
+    runs = [figure.choice["run"] for figure in figures if "run" in figure.choice]
+    return [
+        figure for figure in figures if figure.choice.get("run", runs[0] if runs else "") == (runs or [""])[0]
+    ]
 
 
 def collect_figures(

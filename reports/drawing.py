@@ -98,7 +98,7 @@ def _new(
     return drawn, axes
 
 
-def _legend(axes: Axes, names: Sequence[str], *, most: int = 24) -> None:
+def _legend(axes: Axes, names: Sequence[str], *, most: int = 40) -> None:
     """Names beneath the axes, in as many columns as their lengths allow; of very many, none."""
     if 1 < len(names) <= most:
         columns = max(1, min(len(names), 84 // (max(map(len, names)) + 6)))

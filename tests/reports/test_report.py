@@ -20,7 +20,7 @@ import reports.drawing
 from experiments.config import load_config
 from experiments.runner import run_experiment
 from foundation.errors import UserError
-from reports.build import DETAILED, Report, ReportRequest, build_report
+from reports.build import DETAILED, Report, ReportRequest, _for_papers, build_report
 from reports.drawing import draw_figures
 from reports.figures import Figure, numbers, without_lone_choices
 from reports.figures_run import flow_data, sprite
@@ -311,6 +311,18 @@ def test_every_figure_is_a_png_and_an_svg_too(tmp_path: Path) -> None:
     files = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert {path.name for path in (built.folder / "figures").iterdir()} == files and len(files) >= 10
     assert {path.name for path in built.files} >= files
+
+
+def test_of_very_many_figures_those_of_one_run_are_files_unless_all_are_asked_for() -> None:
+    overview = [Figure("bars", "results", "t", "c", "bars", {}, {"metric": str(n)}) for n in range(40)]
+    inside = [
+        Figure("flow", "clusters", "t", "c", "flow", {}, {"run": run, "n": str(n)})
+        for run in "ab"
+        for n in range(30)
+    ]
+    assert [f.choice.get("run") for f in _for_papers([*overview, *inside], "yes")] == [None] * 40 + ["a"] * 30
+    assert _for_papers([*overview, *inside], "all") == [*overview, *inside]
+    assert _for_papers([*overview, *inside[:40]], "yes") == [*overview, *inside[:40]]
 
 
 def test_each_kind_of_figure_is_drawn_and_equal_figures_are_equal_files(

@@ -259,7 +259,7 @@ def test_the_request_and_its_mistakes(tmp_path: Path, monkeypatch: pytest.Monkey
         (["x", "tes=t"], "Unknown option 'tes' of report. Did you mean 'test'"),
         (["--out"], "Unknown option 'out' of report"),
         (["x", "test=u"], "Unknown test 'u'"),
-        (["x", "figures=maybe"], "Expected figures=yes or figures=no"),
+        (["x", "figures=maybe"], "Expected figures=yes, no or all"),
     ]:
         with pytest.raises(UserError, match=message):
             ReportRequest.parse(words)
