@@ -58,7 +58,7 @@ def report(result: dict[str, Any]) -> str:
     rows = [
         ["seconds", f"{result['seconds']:.1f}", f"{SECONDS:.0f}", verdict(result["seconds"], SECONDS)],
         [
-            "peak memory, GB",
+            "largest process, GB",
             f"{result['bytes'] / 1e9:.2f}",
             f"{BYTES / 1e9:.0f}",
             verdict(result["bytes"], BYTES),
@@ -73,7 +73,7 @@ def report(result: dict[str, Any]) -> str:
 
 
 def _measure(sweep: Path) -> tuple[float, float]:
-    """(seconds, bytes of the largest resident size) of the command, its children included."""
+    """(seconds of the command, bytes of the largest of its processes; it has one for each CPU, four at most)."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "platform.launch", "report", str(sweep)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
