@@ -218,16 +218,23 @@ class TuneSweep:
             name: room_for(each, settings.fleet, count, self.nodes)
             for name, each in sweep.combinations.items()
         }
-        queue = Queue(trials if told_again else open_trials, lambda trial: self._payload(trial, rooms), study)
+        candidates = trials if told_again else open_trials
+        # PBT takes no search algorithm: a population is a grid of its members.
+        population = settings.scheduler == "pbt"
+        members = [self._payload(trial, rooms) for trial in candidates] if population else []
+        queue = Queue(candidates, lambda trial: {"payload": self._payload(trial, rooms)}, study)
         slots = max(capacity(self.nodes, config.fleet), 1)
         environment = {**_TUNE, _PENDING: str(1 if study else slots + 1)}
         with _environment(environment), self._tune_folder() as (folder, system):
             tuner = tune.Tuner(
-                tune.with_resources(TuneTrial, lambda given: tune.PlacementGroupFactory(given["bundles"])),
+                tune.with_resources(
+                    TuneTrial, lambda given: tune.PlacementGroupFactory(given["payload"]["bundles"])
+                ),
+                param_space={"payload": tune.grid_search(members)} if population else None,
                 tune_config=tune.TuneConfig(
-                    search_alg=queue,
+                    search_alg=None if population else queue,
                     scheduler=scheduler_of(sweep, config.rounds),
-                    num_samples=-1,
+                    num_samples=1 if population else -1,
                     max_concurrent_trials=settings.concurrent or 0,
                     reuse_actors=True,
                     trial_name_creator=_own_name,
@@ -273,15 +280,12 @@ class TuneSweep:
         groups: dict[str, list[Trial]] = {}
         for trial in trials:
             groups.setdefault(trial.group, []).append(trial)
-        figures = {group: self._figures(members) for group, members in groups.items()}
         over = [group for group, members in groups.items() if not self._open(members)]
         if len(over) >= self.sweep.settings.samples:
             return None
-        past = [
-            (members[0].values, figures[group] if group in over else []) for group, members in groups.items()
-        ]
+        past = {group: (members[0].values, self._figures(members)) for group, members in groups.items()}
         study = Study(self.sweep, label, past, self._added)
-        study.resume(self._open(trials), figures)
+        study.resume(self._open(trials), past)
         return study
 
     def _figures(self, trials: Sequence[Trial]) -> list[float]:
@@ -352,7 +356,7 @@ class TuneSweep:
 
 
 def _own_name(trial: Any) -> str:
-    return str(trial.config["trial"])
+    return str(trial.config["payload"]["trial"])
 
 
 @contextlib.contextmanager

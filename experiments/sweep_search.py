@@ -21,6 +21,8 @@ from experiments.sweep_config import Sweep, Trial, domain
 from foundation.errors import UserError
 from foundation.randomness import generator
 
+_REDRAWS = 50  # times that a point may be drawn which was drawn before
+
 Payload = Callable[[Trial], dict[str, Any]]
 
 
@@ -40,7 +42,7 @@ def scheduler_of(sweep: Sweep, rounds: int) -> TrialScheduler:
         return PopulationBasedTraining(
             time_attr="training_iteration", metric=settings.metric, mode=mode, synch=True,
             perturbation_interval=settings.interval, log_config=False,
-            hyperparam_mutations={"values": {key: domain(key, text) for key, text in sweep.space.items()}},
+            hyperparam_mutations={"payload": {"values": {key: domain(key, text) for key, text in sweep.space.items()}}},
         )  # fmt: skip
     return FIFOScheduler()
 
@@ -146,13 +148,16 @@ def _in_short(error: Any) -> str:
 
 
 class Study:
-    """Optuna, through Ray Tune: every point it suggests becomes one trial for each seed, and learns their mean."""
+    """Optuna, through Ray Tune: every point it suggests becomes one trial for each seed, and learns their mean.
+
+    `past` has what earlier processes drew: per group its values and the figures of its trials that are over.
+    """
 
     def __init__(
         self,
         sweep: Sweep,
         label: str,
-        past: Iterable[tuple[Mapping[str, Any], list[float]]],
+        past: Mapping[str, tuple[Mapping[str, Any], list[float]]],
         added: Callable[[list[Trial]], None],
     ) -> None:
         try:
@@ -162,45 +167,51 @@ class Study:
 
         settings = sweep.settings
         self._sweep, self._label, self._added = sweep, label, added
-        seed = int(generator(settings.sampler_seed, "optuna", slot=label).integers(2**31))
+        # Another stream after a stop: the first points of the same one are drawn already.
+        draw = generator(settings.sampler_seed, "optuna", slot=label, round=len(past))
         self._optuna = OptunaSearch(
             space={key: domain(key, text) for key, text in sweep.space.items()},
-            metric=settings.metric, mode=sweep.mode, seed=seed,
+            metric=settings.metric, mode=sweep.mode, seed=int(draw.integers(2**31)),
         )  # fmt: skip
-        self._left = settings.samples
+        self._left = settings.samples - len(past)
+        self._known = set(past)
         self._open: dict[
             str, tuple[str, list[float], int]
         ] = {}  # group -> (Optuna's id, figures, trials open)
-        for values, figures in past:
-            self._left -= 1
-            if figures:
-                self._optuna.add_evaluated_point(_flat(values), sum(figures) / len(figures))
 
-    def resume(self, trials: Iterable[Trial], finished: Mapping[str, list[float]]) -> None:
-        """Trials of points that were suggested in an earlier process and are not over."""
-        groups: dict[str, list[Trial]] = {}
+    def resume(
+        self, trials: Iterable[Trial], past: Mapping[str, tuple[Mapping[str, Any], list[float]]]
+    ) -> None:
+        """Points of an earlier process: Optuna learns of those that are over now, of the others when they are."""
+        waiting: dict[str, int] = {}
         for trial in trials:
-            groups.setdefault(trial.group, []).append(trial)
-        for group, members in groups.items():
-            self._open[group] = ("", list(finished.get(group, [])), len(members))
+            waiting[trial.group] = waiting.get(trial.group, 0) + 1
+        for group, (values, figures) in past.items():
+            if group in waiting:
+                self._open[group] = ("", list(figures), waiting[group])
+            elif figures:
+                self._optuna.add_evaluated_point(dict(values), sum(figures) / len(figures))
 
     def next(self) -> list[Trial]:
         """The trials of the next point; none when all were given."""
-        if self._left <= 0:
-            return []
-        self._left -= 1
-        name = f"point-{self._left}"
-        values = self._optuna.suggest(name)
-        if not isinstance(values, dict):
-            return []
-        trials = [self._sweep.trial(self._label, values, seed) for seed in self._sweep.seeds]
-        group = trials[0].group
-        if group in self._open:  # drawn twice: it is not run twice
-            self._optuna.on_trial_complete(name, error=True)
-            return self.next()
-        self._open[group] = (name, [], len(trials))
-        self._added(trials)
-        return trials
+        for attempt in range(_REDRAWS):
+            if self._left <= 0:
+                break
+            name = f"point-{self._left}-{attempt}"
+            values = self._optuna.suggest(name)
+            if not isinstance(values, dict):
+                break
+            trials = [self._sweep.trial(self._label, values, seed) for seed in self._sweep.seeds]
+            group = trials[0].group
+            if group in self._known:  # drawn twice: it is not run twice
+                self._optuna.on_trial_complete(name, error=True)
+                continue
+            self._left -= 1
+            self._known.add(group)
+            self._open[group] = (name, [], len(trials))
+            self._added(trials)
+            return trials
+        return []
 
     def tell(self, trial: Trial, result: Mapping[str, Any]) -> None:
         """A trial is over; its point is, too, when all its seeds are."""
@@ -216,11 +227,7 @@ class Study:
             told = {self._sweep.settings.metric: mean} if mean is not None else None
             self._optuna.on_trial_complete(name, result=told, error=mean is None)
         elif mean is not None:
-            self._optuna.add_evaluated_point(_flat(trial.values), mean)
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(values)
+            self._optuna.add_evaluated_point(dict(trial.values), mean)
 
 
 NO_OPTUNA = (

@@ -295,6 +295,7 @@ class TuneTrial(tune.Trainable):
     def _prepare(self, config: dict[str, Any]) -> None:
         # Tune moves into a folder of its own, but paths of settings are relative to where the user was.
         os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", "."))
+        config = config["payload"]
         given = {key: value for key, value in config.items() if key not in ("trial", "address", "bundles")}
         # Under PBT a config may be another trial's; the name is this one's own.
         address = f"{config['address'].rpartition('/')[0]}/{self.trial_name}"
@@ -313,7 +314,7 @@ class TuneTrial(tune.Trainable):
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Go on from there, with the values of this trial's config."""
         assert self._trial_run is not None
-        self._trial_run.take_over(Path(str(checkpoint)), self.config["values"])
+        self._trial_run.take_over(Path(str(checkpoint)), self.config["payload"]["values"])
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """The next trial in the same process."""
