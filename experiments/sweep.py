@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +29,8 @@ from foundation.settings import ExperimentSettings
 SMALL = 50_000  # training samples in a round, over all clients: below it, actors cost more than they save
 _PENDING = "TUNE_MAX_PENDING_TRIALS_PG"
 _TUNE = {
-    # Tune writes no files of its own for trials, leaves Ctrl-C to us and does not count rounds of a second.
+    # Tune writes no files of its own for trials, and its warnings are about what is meant to be so.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     "TUNE_WARN_THRESHOLD_S": "60",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
@@ -167,6 +169,7 @@ class TuneSweep:
         self.sweep = directory.sweep
         self.label = uuid.uuid4().hex[:8]
         self.nodes = live_nodes()
+        self._begun: set[str] = set()  # trials that had a process
 
     def run(self) -> None:
         """Batch after batch: trials that compete with each other are one, plain grids are one altogether."""
@@ -250,7 +253,10 @@ class TuneSweep:
                     failure_config=tune.FailureConfig(max_failures=config.fleet.restarts),
                 ),
             )
-            tuner.fit()
+            with _signals():
+                tuner.fit()
+        if any(self.directory.rows[name].status not in OVER for name in self._begun):
+            raise KeyboardInterrupt  # Tune ended what it had started, and returned
 
     def _payload(self, trial: Trial, rooms: Mapping[str, Room]) -> dict[str, Any]:
         from experiments.sweep_trial import payload
@@ -328,6 +334,7 @@ class TuneSweep:
 
     def started(self, trial: str) -> None:
         """A trial has a process."""
+        self._begun.add(trial)
         if self.directory.rows[trial].status not in OVER:
             self.directory.set(trial, RUNNING)
         self.view.started(trial)
@@ -357,6 +364,22 @@ class TuneSweep:
 
 def _own_name(trial: Any) -> str:
     return str(trial.config["payload"]["trial"])
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """Tune answers Ctrl-C by ending its trials in order, but never takes its handlers back."""
+    logger = logging.getLogger("ray.tune")
+    numbers = (signal.SIGINT, signal.SIGUSR1) if threading.current_thread() is threading.main_thread() else ()
+    handlers = [(number, signal.getsignal(number)) for number in numbers]
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for number, handler in handlers:
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

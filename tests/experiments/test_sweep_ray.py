@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from actors.telemetry import COUNTERS, GAUGES
 from experiments import open_run
 from experiments.sweep import TuneSweep, resume_sweep, run_sweep
 from tests.support.clusters import ROOT
+from tests.support.runs import events
 from tests.support.sweeps import assert_equal_sweeps, rows_of, settings_of, sweep_of
 
 pytestmark = pytest.mark.ray
@@ -186,12 +188,8 @@ def test_a_population_exchanges_states(ray_cluster: Path, tmp_path: Path) -> Non
     )
     address = run_sweep(sweep_of(tmp_path, *settings, "sweep.seeds=[0]"), str(tmp_path / "tuned"), quiet=True)
     assert [row.status for row in rows_of(address).values()] == ["finished"] * 4
-    told = [
-        line
-        for row in rows_of(address).values()
-        for line in (Path(address) / row.run / "events.jsonl").read_text().splitlines()
-    ]
-    assert any("Took over the state of" in line for line in told)
+    told = [text for row in rows_of(address).values() for text in events(Path(address) / row.run)]
+    assert any("Took over the state of" in text for text in told)
     assert not (Path(address) / ".tune").exists()
     assert all(len(open_run(Path(address) / row.run).metrics) == 6 for row in rows_of(address).values())
 
@@ -204,12 +202,14 @@ def test_optuna_suggests_points_and_goes_on_after_a_stop(ray_cluster: Path, tmp_
     def stop(view: object, trial: str) -> None:
         stopped.append(trial)
         if len(stopped) == 3:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)  # Ctrl-C
 
+    before = signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("experiments.sweep_view.SweepView.over", stop)
         with pytest.raises(KeyboardInterrupt):
             run_sweep(sweep_of(tmp_path, *settings), str(tmp_path / "tuned"), quiet=True)
+    assert signal.getsignal(signal.SIGINT) is before
     address = resume_sweep(str(tmp_path / "tuned"), quiet=True)
     rows = rows_of(address)
     assert {row.status for row in rows.values()} == {"finished"} and len(rows) == 8
