@@ -142,7 +142,11 @@ class Listener(Protocol):
 def _in_short(error: Any) -> str:
     """Why Tune had to begin a trial again."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    if type(error).__name__ in ("RayActorError", "ActorDiedError", "NodeDiedError") or not lines:
+    if (
+        error is None
+        or not lines
+        or any("ActorDiedError" in line or "RayActorError" in line for line in lines)
+    ):
         return "its process or node was lost"
     return lines[-1]
 
