@@ -398,23 +398,24 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _started(directory: SweepDirectory) -> list[Trial]:
-    """Trials that an earlier process drew and began, from their run directories."""
+    """Trials of every point that an earlier process drew and began with, from the run directories."""
     import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
-    found = []
+    sweep = directory.sweep
+    points: dict[str, dict[str, Any]] = {}
     for row in directory.rows.values():
         text = read_text(join(directory.run_address(row.trial), "config.yaml"))
-        if text is None:
-            continue
-        config = config_from_yaml(text)
-        flat = _dotted(yaml.safe_load(config_to_yaml(config)))
-        values = {key: flat[key] for key in directory.sweep.space}
-        label = row.group.rpartition(" | ")[0]
-        found.append(Trial(row.trial, row.group, row.seed, config, label, values))
-    # A trial that was drawn but never began is drawn anew.
-    for name in [row.trial for row in directory.rows.values() if not row.run]:
+        if text is not None:
+            flat = _dotted(yaml.safe_load(config_to_yaml(config_from_yaml(text))))
+            points.setdefault(row.group, {key: flat[key] for key in sweep.space})
+    # A point that no trial began with is drawn anew.
+    for name in [name for name, row in directory.rows.items() if row.group not in points]:
         del directory.rows[name]
-    return found
+    return [
+        sweep.trial(group.rpartition(" | ")[0], values, seed)
+        for group, values in points.items()
+        for seed in sweep.seeds
+    ]
 
 
 def _dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
