@@ -14,6 +14,7 @@ from tests.support.experiments import outcome, plan_of, run, session_of
 
 
 @pytest.mark.ray
+@pytest.mark.full
 def test_actors_open_the_file_themselves(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

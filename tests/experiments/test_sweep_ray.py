@@ -65,6 +65,7 @@ def test_a_sweep_killed_with_sigkill_is_resumed_to_the_same_bits(ray_cluster: Pa
     assert_equal_sweeps(address, undisturbed)
 
 
+@pytest.mark.full
 def test_actors_of_a_trial_are_in_its_placement_group_with_shares_of_a_gpu(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def _names_and_use() -> tuple[set[str], dict[str, float]]:
     return names, {name: total[name] - free.get(name, 0.0) for name in ("CPU", "GPU")}
 
 
+@pytest.mark.full
 def test_the_metrics_endpoint_tells_every_round(ray_cluster: Path, tmp_path: Path) -> None:
     """What Prometheus would scrape; data is loaded once for all trials of a node."""
     built: list[list[str]] = []

@@ -66,6 +66,7 @@ def test_a_job_on_nodes_that_carry_the_project(head: Head, tmp_path: Path) -> No
     check_results(tmp_path / "job", tmp_path)
 
 
+@pytest.mark.full
 def test_a_run_ended_from_outside_says_how_to_go_on(head: Head, tmp_path: Path) -> None:
     long = [setting for setting in EXPERIMENT if not setting.startswith("rounds=")]
     driver = subprocess.Popen(

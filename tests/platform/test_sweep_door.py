@@ -40,6 +40,7 @@ def test_one_experiment_has_nothing_to_run_dry(tmp_path: Path, capsys: pytest.Ca
     assert "Expected a sweep beside --dry-run" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_one_run_in_an_object_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with s3_server() as (storage, objects):
         assert platform.launch.main([*TINY, f"storage={storage}", "name=mine", "checkpoint.every=2"]) == 0
