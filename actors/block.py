@@ -53,6 +53,7 @@ class ClientBlock:
         self.clients = clients
         used = [np.concatenate([c.train, c.validation, c.test]) for c in clients.values()]
         used += list(setup.holdout)
+        self.model = FlatModel(self._fresh_module(torch_seed(setup.seed, "template")), device)
         self.samples = Samples(
             x,
             y,
@@ -63,8 +64,8 @@ class ClientBlock:
             normalise=setup.local.normalise,
             chunk=setup.evaluation.batch,
             used=np.concatenate(used) if used else None,
+            channels_last=getattr(self.model.module, "channels_last", False),
         )
-        self.model = FlatModel(self._fresh_module(torch_seed(setup.seed, "template")), device)
         self.executor = make_executor(
             setup.local.executor, self.model, self.samples, dict(setup.local.trainer)
         )
@@ -172,11 +173,15 @@ class ClientBlock:
     def train(self, request: TrainRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, ...]]:
         """Local training; the models stay here under `request.handle`.
 
-        Returns (mean objective, largest absolute value, samples backward, samples only forward) per client.
+        Returns, per client: mean objective, largest absolute value, samples backward, samples only forward, and
+        whether it started from the server's model for want of one of its own.
         The first two are not finite for a client whose training blew up; its private state then stays.
         """
         results = self._results.setdefault(request.handle, {})
         jobs, outcome = [], []
+        private = request.start.kind == "private"
+        own = f"model/{request.start.name}"
+        received = {c: private and self._state(c).get(own) is None for c in request.clients}
         for client in request.clients:
             with self._failing(client, request.round, f"preparing '{request.slot}' training"):
                 jobs.append(self._job(client, request, arrays))
@@ -186,7 +191,7 @@ class ClientBlock:
             with self._failing(job.client, request.round, stage):
                 result = next(trained)
             magnitude = float(np.max(np.abs(result.model), initial=0.0))
-            outcome.append((result.objective, magnitude, *work_of(job)))
+            outcome.append((result.objective, magnitude, *work_of(job), received[job.client]))
             if np.isfinite(result.objective) and np.isfinite(magnitude):
                 results[job.client] = result.model
                 self._keep(result, request)
@@ -384,7 +389,10 @@ class ClientBlock:
         return module.loss(outputs, y, reduction="none")  # type: ignore[operator]
 
     def map(self, request: MapRequest, *arrays: npt.NDArray[Any]) -> list[Any]:
-        """Run a pure client function; the state it returns is pending until the round commits."""
+        """Run a pure client function; the state it returns is pending until the round commits.
+
+        Returns, for each client, what the function did and how many samples went forward for it.
+        """
         results = []
         for client in request.clients:
             with self._failing(client, request.round, request.stage):
@@ -398,10 +406,11 @@ class ClientBlock:
                     for k, v in whole.items()
                     if k.startswith(request.prefix)
                 }
-                state, result = request.function(self.view(client), own, **inputs)
+                view = self.view(client)
+                state, result = request.function(view, own, **inputs)
                 others = {k: v for k, v in whole.items() if not k.startswith(request.prefix)}
                 self._pending[client] = others | {f"{request.prefix}{k}": v for k, v in state.items()}
-                results.append(result)
+                results.append((result, view.forwards))
         return results
 
     def view(self, client: int) -> ClientView:
@@ -465,6 +474,7 @@ class ClientView:
 
     def __init__(self, block: ClientBlock, client: int) -> None:
         self._block, self.id = block, client
+        self.forwards = 0  # samples that went through a model
 
     @property
     def size(self) -> int:
@@ -475,6 +485,7 @@ class ClientView:
         """(samples, K) training losses under each model."""
         block, index = self._block, self._block.clients[self.id].train
         y = block.samples.targets(index)
+        self.forwards += len(index) * len(models)
         columns = [
             block._sample_losses(outputs_of(block.model, block.samples, models[k], index), y)
             for k in range(len(models))

@@ -163,7 +163,7 @@ class Fleet(ABC):
         return self._round.events
 
     def cost(self, participants: int) -> dict[str, float]:
-        """What the strategy's part of this round moved and computed, per participant (evaluation aside)."""
+        """What the strategy's part of this round moved and computed, per participant (the metrics' part aside)."""
         return self._round.ledger.figures(participants)
 
     @property
@@ -207,12 +207,16 @@ class Fleet(ABC):
         slot: str = "main",
         keep: str | None = None,
         fresh: bool = False,
+        held: int = 0,
     ) -> Trained:
         """Local training of every client of this view."""
         wire = _Wire(self)
         slot = self.prefix + slot
         encoded = wire.encode(start)
-        under = [wire.encode(reference) for reference in _as_list(on_top_of)]
+        under = [
+            wire.encode(reference, count=SENT if at >= held else HELD)
+            for at, reference in enumerate(_as_list(on_top_of))
+        ]
         terms = [wire.encode_penalty(penalty) for penalty in penalties]
         weights = None
         if sample_weights is not None:
@@ -241,8 +245,8 @@ class Fleet(ABC):
             for b, at in clients.items()
         }  # fmt: skip
         outcome = self._call("train", arguments, wire.arrays)
-        objective, magnitude, gradients, forwards = self._scatter(outcome, clients, 4).T
-        self._round.ledger.compute(gradients, forwards)
+        objective, magnitude, gradients, forwards, received = self._scatter(outcome, clients, 5).T
+        self._round.ledger.train(gradients, forwards, received)
         self._round.objectives[slot] = (self.ids, objective)
         self._drop_not_finite(objective, magnitude, f"local training ('{slot}')", "model")
         trained = Trained(self, handle, self.ids, objective, magnitude, start)
@@ -309,8 +313,9 @@ class Fleet(ABC):
     def evaluate(self, prediction: Prediction, split: str = "test") -> dict[str, npt.NDArray[Any]]:
         """Per-client metrics as columns aligned with `ids`; NaN where a client has no such samples."""
         wire = _Wire(self)
-        encoded, clients = [wire.encode(model) for model in prediction.models], self._participants()
-        weights = prediction.weights
+        # Evaluation moves nothing that counts: what a client is measured with it has, or gets for its next training.
+        encoded = [wire.encode(model, count=NOT) for model in prediction.models]
+        clients, weights = self._participants(), prediction.weights
         arguments = {
             b: (
                 EvaluateRequest(
@@ -325,6 +330,8 @@ class Fleet(ABC):
             for b, at in clients.items()
         }
         rows = self._in_order(self._call("evaluate", arguments, wire.arrays), clients)
+        used = np.full(len(rows), len(encoded)) if weights is None else (weights != 0).sum(axis=1)
+        self._round.ledger.compute(0.0, used * np.array([row["samples"] for row in rows]))
         names = sorted({name for row in rows for name in row})
         return {
             "client": self.ids,
@@ -357,7 +364,9 @@ class Fleet(ABC):
             )
             for b, at in clients.items()
         }
-        return self._in_order(self._call("map", arguments, wire.arrays), clients)
+        results = self._in_order(self._call("map", arguments, wire.arrays), clients)
+        self._round.ledger.compute(0.0, [forwards for _, forwards in results])
+        return [result for result, _ in results]
 
     # --- small print ------------------------------------------------------------------------------------
 
@@ -543,8 +552,16 @@ class _Round:
         return f"{self._handles}:{slot}"
 
 
+SENT, HELD, NOT = (
+    "sent",
+    "held",
+    "not",
+)  # what the ledger makes of a model: on its way, with the client, neither
+BACKWARD = 2.0  # a backward pass in forward passes
+
+
 class Ledger:
-    """Counts what a round moves and computes: models to and from clients, samples forward and backward.
+    """Counts what a round moves, stores and computes: models, samples forward and backward.
 
     A model that a client gets twice in a round is sent once, and a result leaves a client once.
     """
@@ -552,17 +569,31 @@ class Ledger:
     def __init__(self) -> None:
         self._held: list[npt.NDArray[Any]] = []  # so that an address means one model for the whole round
         self._down: dict[int, npt.NDArray[np.bool_]] = {}  # address of a model -> which clients got it
+        self._stored: dict[int, npt.NDArray[np.bool_]] = {}  # address of a model -> which clients have it
+        self._own: dict[str, set[int]] = {}  # private model -> clients that use it
         self._up: dict[str, set[int]] = {}
         self.gradients = self.forwards = 0.0
+        self.first = 0  # clients that got a model to begin their own with
+        self.unit = 0.0  # samples of the first training: what FedAvg would train on
 
     def down(
-        self, models: npt.NDArray[Any], ids: Indices, rows: npt.NDArray[np.int64] | None, clients: int
+        self,
+        models: npt.NDArray[Any],
+        ids: Indices,
+        rows: npt.NDArray[np.int64] | None,
+        clients: int,
+        sent: bool = True,
     ) -> None:
-        """Clients `ids` get a model, the whole array of models, or one row each (-1: none)."""
+        """Clients `ids` need a model, the whole array of models, or one row each (-1: none)."""
         self._held.append(models)
         for k, model in enumerate(np.atleast_2d(models)):
-            sent = self._down.setdefault(model.ctypes.data, np.zeros(clients, bool))
-            sent[ids if rows is None else ids[rows == k]] = True
+            chosen = ids if rows is None else ids[rows == k]
+            for table in (self._stored, self._down) if sent else (self._stored,):
+                table.setdefault(model.ctypes.data, np.zeros(clients, bool))[chosen] = True
+
+    def own(self, name: str, ids: Indices) -> None:
+        """Clients `ids` use a private model."""
+        self._own.setdefault(name, set()).update(ids.tolist())
 
     def up(self, handle: str, ids: Indices) -> None:
         """Clients `ids` deliver their result of a call."""
@@ -573,15 +604,27 @@ class Ledger:
         self.gradients += float(np.nansum(gradients))
         self.forwards += float(np.nansum(forwards))
 
+    def train(self, gradients: Any, forwards: Any, received: Any) -> None:
+        """A local training; `received` has a 1 for each client that was sent the model to begin its own with."""
+        self.unit = self.unit or float(np.nansum(gradients))
+        self.first += int(np.nansum(received))
+        self.compute(gradients, forwards)
+
     def figures(self, participants: int) -> dict[str, float]:
-        """Per participant."""
+        """Per participant; computation as a multiple of one local training, which is what FedAvg does."""
         count = max(participants, 1)
-        return {
-            "cost_models_down": int(sum(sent.sum() for sent in self._down.values())) / count,
+        stored = sum(int(has.sum()) for has in self._stored.values()) + sum(map(len, self._own.values()))
+        work = (1.0 + BACKWARD) * self.gradients + self.forwards
+        figures = {
+            "cost_models_stored": stored / count,
+            "cost_models_down": (int(sum(sent.sum() for sent in self._down.values())) + self.first) / count,
             "cost_models_up": sum(len(ids) for ids in self._up.values()) / count,
             "cost_gradients": self.gradients / count,
             "cost_forwards": self.forwards / count,
         }
+        if self.unit:
+            figures["cost_computation"] = work / ((1.0 + BACKWARD) * self.unit)
+        return figures
 
 
 class _Wire:
@@ -591,19 +634,24 @@ class _Wire:
         self._fleet, self._ids = fleet, fleet.ids
         self.arrays: list[Any] = []
 
-    def encode(self, reference: Reference) -> Encoded:
+    def encode(self, reference: Reference, count: str = SENT) -> Encoded:
+        """A reference as it travels; `count` says what the ledger makes of the models in it."""
         if isinstance(reference, Rows):
             self._check(reference.rows, "rows")
-            self._down(reference.models, reference.rows)
+            self._down(reference.models, reference.rows, count)
             return Encoded("rows", self._array(reference.models), self._by_client(reference.rows))
         if isinstance(reference, PerClient):
             self._check(reference.values, "values")
             return Encoded("value", per_client=self._by_client(reference.values))
         if isinstance(reference, Private):
-            default = None if reference.default is None else self.encode(reference.default)
-            return Encoded("private", name=self._fleet.prefix + reference.name, default=default)
+            # The default is sent to clients that have no model of their own yet: `train` counts those.
+            default = None if reference.default is None else self.encode(reference.default, NOT)
+            name = self._fleet.prefix + reference.name
+            if count != NOT:
+                self._fleet._round.ledger.own(name, self._ids)
+            return Encoded("private", name=name, default=default)
         if isinstance(reference, Merged):
-            base, other = self.encode(reference.base), self.encode(reference.other)
+            base, other = self.encode(reference.base, count), self.encode(reference.other, count)
             columns = self._array(np.asarray(reference.columns))
             return Encoded("merged", columns, default=base, other=other)
         if isinstance(reference, Mixture):
@@ -612,19 +660,21 @@ class _Wire:
                 "mixture", self._array(reference.models.values), self._by_client(reference.weights)
             )
         if isinstance(reference, Models):
-            self._down(reference.values, None)
+            self._down(reference.values, None, count)
             return Encoded("models", self._array(reference.values))
         if isinstance(reference, Trained):
             same = reference.start is not None and np.array_equal(reference.ids, self._ids)
             return Encoded(
-                "result", name=reference.handle, default=self.encode(reference.start) if same else None
+                "result", name=reference.handle, default=self.encode(reference.start, count) if same else None
             )
         vector = np.asarray(reference)
-        self._down(vector, None)
+        self._down(vector, None, count)
         return Encoded("vector", self._array(vector))
 
-    def _down(self, models: npt.NDArray[Any], rows: npt.NDArray[np.int64] | None) -> None:
-        self._fleet._round.ledger.down(models, self._ids, rows, len(self._fleet.all_sizes))
+    def _down(self, models: npt.NDArray[Any], rows: npt.NDArray[np.int64] | None, count: str) -> None:
+        if count != NOT:
+            ledger, clients = self._fleet._round.ledger, len(self._fleet.all_sizes)
+            ledger.down(models, self._ids, rows, clients, sent=count == SENT)
 
     def part(self, encoded: Encoded, at: npt.NDArray[np.int64]) -> Encoded:
         """The piece of a reference that one block needs."""

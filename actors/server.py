@@ -159,7 +159,7 @@ class Server:
             metrics |= {f"{split}_{name}": value for name, value in self._summary(columns).items()}
             table |= {f"{split}_{name}": column for name, column in columns.items()}
         if setup.evaluation.clusterability:
-            metrics |= self._clusterability(fleet)
+            metrics |= self._clusterability(fleet.select(self.population))
         return table
 
     def _centres(self, metrics: dict[str, Any]) -> dict[str, dict[str, npt.NDArray[Any]]]:

@@ -59,6 +59,12 @@ def choose_clusters(
         raise UserError(
             "Choosing clusters takes one clustered method, got an ensemble: choose for a member, then set clusters."
         )
+    base = config.method.partition("+")[0]
+    if base == "cfl":  # three rounds are over before it first splits: every K would come to the same
+        raise UserError(
+            "Expected a method that starts with its clusters, got cfl, which finds their number by splitting: set "
+            "clusters to the most it may make."
+        )
     most = min(LARGEST, config.clients // 2)
     chosen = list(candidates) if candidates is not None else list(range(2, most + 1))
     if not chosen:

@@ -407,9 +407,13 @@ def _without_foreign_options(
         if section in _core_sections() or section in parts:
             continue
         if key in overrides or own is method or section not in method_parts(own.value):
+            from strategies import ADDONS  # imports torch: only when it is needed
+
+            base = method.value if method.key == "method" else "ifca"
+            instead = f"{base}+{section}" if section in ADDONS else section
             raise UserError(
                 f"Expected options of the {method.key} {quote(method.value)} only, got {key}={given.shown}: "
-                f"leave it out, or write method={section}."
+                f"leave it out, or write method={instead}."
             )
         del kept[key]
     return kept

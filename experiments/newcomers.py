@@ -141,7 +141,7 @@ def _restored(
 
 def _finetuned(config: ExperimentSettings, strategy: Strategy, fleet: InProcessFleet, prediction: Any) -> Any:
     from strategies import parse_method
-    from strategies.finetune import tuned
+    from strategies.finetune import Finetune, tuned
 
     if config.ensemble:
         raise UserError(
@@ -149,6 +149,7 @@ def _finetuned(config: ExperimentSettings, strategy: Strategy, fleet: InProcessF
         )
     base, addons = parse_method(config.method)
     if "finetune" in addons:
-        return prediction  # it has done so already
+        [addon] = [addon for addon in strategy.addons if isinstance(addon, Finetune)]
+        return prediction if addon.due(strategy) else tuned(fleet, prediction)
     parse_method("+".join([base, *addons, "finetune"]))  # refuses where it means nothing
     return tuned(fleet, prediction)

@@ -36,6 +36,10 @@ def default_losses(outputs: Tensor, y: Tensor, classes: int | None, reduction: s
 class FederatedModule(lightning.LightningModule):
     """A network, its loss and its optimizer."""
 
+    channels_last = (
+        True  # images may come pixel by pixel in memory (see samples.py): no `view` in the networks
+    )
+
     def __init__(self, network: nn.Module, *, classes: int | None, local: LocalSettings) -> None:
         super().__init__()
         self.network = network

@@ -52,7 +52,8 @@ class Samples:
     """Inputs and targets of the whole federation, read from shared memory.
 
     `normalise="batch"` keeps the raw samples only; `"actor"` keeps a normalised float32 copy of the samples
-    in `used`, which is faster and takes more memory. Both give the same bits.
+    in `used`, which is faster and takes more memory. Both give the same bits. With `channels_last`, images lie in
+    memory pixel by pixel instead of channel by channel; their shape is the same, convolutions are faster.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Samples:
         normalise: str = "batch",
         used: npt.NDArray[np.int64] | None = None,
         chunk: int = 512,
+        channels_last: bool = False,
     ) -> None:
         self.remembered = RememberedOutputs()
         self.chunk = chunk  # samples per forward pass where no gradient is needed
@@ -78,6 +80,11 @@ class Samples:
         self._mean = torch.from_numpy(np.array(mean, np.float32)).reshape(shape)
         self._std = torch.from_numpy(np.array(std, np.float32)).reshape(shape)
         self._plain = bool((self._mean == 0).all()) and bool((self._std == 1).all())
+        self._format = (
+            torch.channels_last
+            if channels_last and x.ndim == 4 and x.shape[1] > 1
+            else torch.contiguous_format
+        )
         self._position: Tensor | None = None
         if normalise == "actor" and used is not None:
             index = torch.from_numpy(np.unique(used))
@@ -90,7 +97,7 @@ class Samples:
         """Inputs and targets of some samples, on the device."""
         rows = tensor_of(np.asarray(index, np.int64))
         if self._position is not None:
-            x = self._x.index_select(0, self._position[rows].to(self._x.device))
+            x = self._x[self._position[rows].to(self._x.device)]  # keeps the format, as index_select does not
         else:
             x = self._normalised(self._x.index_select(0, rows))
         return x.to(self.device, non_blocking=True), self.targets(index)
@@ -102,5 +109,7 @@ class Samples:
 
     def _normalised(self, x: Tensor) -> Tensor:
         """`x` was indexed out and belongs to us: in place, which spares a third of the time."""
-        x = x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.to(torch.float32)
+        raw = x.dtype == torch.uint8
+        x = x.to(torch.float32, memory_format=self._format)
+        x = x.div_(255) if raw else x
         return x if self._plain else x.sub_(self._mean).div_(self._std)

@@ -156,9 +156,12 @@ def _facts(figures: Mapping[str, Any]) -> list[str]:
     down, up = (figures["final"].get(f"cost_models_{way}") for way in ("down", "up"))
     if down is not None and up is not None:
         samples = [f"{figures['final'].get(f'cost_{kind}', 0):,.0f}" for kind in ("gradients", "forwards")]
+        stored, work = (figures["final"].get(f"cost_{kind}") for kind in ("models_stored", "computation"))
+        known = stored is not None and work is not None
+        multiples = f"storage {stored:.3g}, computation {work:.3g}, " if known else ""
         facts.append(
-            f"Cost per participant and round: {down:.3g} models received and {up:.3g} delivered (FedAvg: 1 and 1), "
-            f"{samples[0]} samples trained on and {samples[1]} only evaluated."
+            f"Cost per participant and round, FedAvg = 1: {multiples}models received {down:.3g} and delivered {up:.3g} "
+            f"({samples[0]} samples trained on, {samples[1]} only evaluated)."
         )
     seconds = figures["seconds_per_round"]
     if seconds is not None:

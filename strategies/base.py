@@ -216,8 +216,7 @@ class Strategy(WithState):
 
     def predict(self, fleet: FleetView) -> Prediction:
         """What each client predicts with, add-ons included."""
-        alone = [addon.predicts_alone(self, fleet) for addon in self.addons]
-        prediction = next((found for found in alone if found is not None), None) or self.prediction(fleet)
+        prediction = self._alone(fleet) or self.prediction(fleet)
         for addon in self.addons:
             prediction = addon.prediction(self, fleet, prediction)
         return prediction
@@ -234,8 +233,16 @@ class Strategy(WithState):
         return found
 
     def gradient_point(self, fleet: FleetView) -> Reference:
-        """Where each client's gradient is taken for the clusterability measure (thesis 3.18)."""
-        return self.prediction(fleet).models[0]
+        """Where each client's gradient is taken for the clusterability measure (thesis 3.18).
+
+        The model that a client predicts with, on top of what it predicts on top of; during a warm-up that is the
+        model being warmed up.
+        """
+        return (self._alone(fleet) or self.prediction(fleet)).models[0]
+
+    def _alone(self, fleet: FleetView) -> Prediction | None:
+        found = (addon.predicts_alone(self, fleet) for addon in self.addons)
+        return next((prediction for prediction in found if prediction is not None), None)
 
     # --- what methods share -----------------------------------------------------------------------------
 

@@ -101,6 +101,7 @@ class CAM(Addon):
             theta = base.train(fleet, c)  # (5) or (13)
             base.update(fleet, theta, base.settle(fleet, theta, c))  # (6) or (11)
             c = base.expect(fleet)
+            base.assign(fleet, c)  # the second assignment is the one that clients predict by
             theta_0 = self.train_shared(fleet, base.clusters[c])  # (8) or (15)
         else:
             theta, theta_0 = self.train_both(base, fleet, c)

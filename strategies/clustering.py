@@ -82,8 +82,9 @@ def trimmed_kmeans(
     """K-means that odd points cannot lead astray: the best of `starts` runs of Lloyd's method.
 
     A centre is the coordinate-wise trimmed mean of its points (`trim` from each side; 0.5 is the median). The share
-    `outliers` of the points, those furthest from their centres, moves no centre, seeds none and does not count in
-    the objective; such points still get the label of their nearest centre.
+    `outliers` of the points, those furthest from their centres, moves no centre and does not count in the objective,
+    and of the points furthest from the seeds so far none becomes the next seed (the first is any point); such points
+    still get the label of their nearest centre.
 
     >>> points = np.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2], [900.0]])
     >>> trimmed_kmeans(points, 2, seed=0, outliers=0.2).centres.ravel().round(3).tolist()

@@ -85,13 +85,15 @@ class Ensemble(Strategy):
 
     def predict(self, fleet: FleetView) -> Prediction:
         models: list[Reference] = []
+        shares = []
         for j, (member, view) in enumerate(self._each(fleet)):
             prediction = member.predict(view)
             models += [prefixed(model, f"member {j}/") for model in prediction.models]
+            shares.append(as_sum(prediction, len(fleet.ids)))
+        weights = np.concatenate(shares, axis=1)
         if self.combine == "logit_mean":
-            share = np.full((len(fleet.ids), len(models)), 1.0 / len(self.members))
-            return Prediction(models, weights=share)
-        return Prediction(models, combine=self.combine)
+            return Prediction(models, weights=weights / len(self.members))
+        return Prediction(models, None if (weights == 1.0).all() else weights, self.combine)
 
     def prediction(self, fleet: FleetView) -> Prediction:
         return self.predict(fleet)
@@ -110,6 +112,16 @@ class Ensemble(Strategy):
         self.assignment = tree["assignment"]
         for member, part in zip(self.members, tree["members"], strict=True):
             member.load_state(part)
+
+
+def as_sum(prediction: Prediction, clients: int) -> npt.NDArray[np.float64]:
+    """(clients, models): how much each model's outputs count in the sum that a member predicts with."""
+    weights = prediction.weights
+    if weights is None:
+        weights = np.ones((clients, len(prediction.models)))
+    if prediction.combine == "logit_mean":
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    return weights
 
 
 def prefixed(reference: Reference, prefix: str) -> Reference:

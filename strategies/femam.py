@@ -197,7 +197,7 @@ class FeMAM(Strategy):
         models = self.levels[level]
         if models is None:
             return np.full(len(fleet.ids), NOTHING, np.int64)
-        if len(models) == 1:
+        if level == 0:  # the global model, which everyone has
             return np.zeros(len(fleet.ids), np.int64)
         older = self.references(below)
         losses = np.stack(
@@ -239,11 +239,15 @@ class FeMAM(Strategy):
                 below = [rows[unseen] for rows in older]
                 c[unseen] = self.adopt(fleet.select(fleet.ids[unseen]), self.newest, below, may_skip=False)
             start = models[c]
+        under = self.references(older)
+        # Clients keep what no longer changes; the level that was closed last comes with the first round of this one.
+        new = self.trained == 0 and bool(older) and bool((older[-1] >= 0).any())
         L = 1 + sum((rows >= 0).astype(np.int64) for rows in older)
         pull: list[Penalty] = [Proximal(self.options.mu, start)] if self.options.mu else []
         return fleet.train(
             start=start,
-            on_top_of=self.references(older),
+            on_top_of=under,
+            held=len(under) - new,
             scale=np.broadcast_to(1.0 / L, fleet.ids.shape) if self.options.loss_scale == "mean" else None,
             penalties=[*pull, *self.penalties(fleet)],
             slot="main" if self.newest == 0 else f"level {self.newest + 1}",

@@ -8,8 +8,8 @@ Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS
 Readings: all K losses are taken on the same, full local training data; ties go to the lowest index; K
 independent initialisations by default (`init` has the paper's remedies against a bad start: one draw plus
 noise, or drawn again until balanced; `share_backbone` is its weight sharing); the average inside a cluster
-is weighted as `weights` says (the paper's own code is uniform); an empty cluster keeps its model; a client
-that has not taken part yet predicts with the cluster of least loss.
+is weighted as `weights` says (the paper's MNIST code is uniform, its FEMNIST code weighs by samples); an empty
+cluster keeps its model; a client that has not taken part yet predicts with the cluster of least loss.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ class IFCA(ClusteredModels):
         elif self.options.init == "balanced":
             self.clusters = self.balanced(fleet)
         if self.options.share_backbone:
+            if self.rule.name == "matched":
+                raise UserError(
+                    "Expected another aggregation than matched with ifca.share_backbone=true: heads that follow their "
+                    "own cluster's order of neurons do not fit a common backbone; use aggregation=mean."
+                )
             backbone = fleet.spec.columns("backbone")
             if not len(backbone):
                 raise UserError(

@@ -95,10 +95,12 @@ class FleetView(Protocol):
         slot: str = "main",
         keep: str | None = None,
         fresh: bool = False,
+        held: int = 0,
     ) -> Handle:
         """Local training of every client of this view.
 
-        `keep` stores the result as a private model; `fresh` uses a new optimizer and forgets it.
+        `keep` stores the result as a private model; `fresh` uses a new optimizer and forgets it. The first `held`
+        of `on_top_of` are with the clients from earlier rounds: what the round costs does not count them as sent.
 
         The objective is mean(weight * loss(scale * (own + underlying outputs))) plus the penalties.
         """

@@ -58,7 +58,9 @@ class FewShots(Addon):
 
     Options = FewShotsOptions
     state = ("clustered",)
-    clustered = 0  # rounds that ended with an assignment (a warm-up of CAM's does not count)
+    clustered = (
+        0  # rounds that ended with an assignment (of a warm-up of CAM's at most the last, where it assigns)
+    )
 
     @classmethod
     def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:

@@ -47,8 +47,59 @@ def test_fesem_cam_doubles_fedavg_as_the_thesis_says():
 
 
 def test_local_training_moves_nothing_after_the_first_round():
+    first, _ = costs("method=local")
     found, _ = costs("method=local", round=2)
-    assert found["models_up"] == 0.0
+    assert (first["models_down"], first["models_up"]) == (1.0, 0.0)
+    assert (found["models_down"], found["models_up"], found["models_stored"]) == (0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "stored", "down", "up", "trainings"),
+    [
+        ("fedavg", 1, 1, 1, 1),
+        ("ifca", 3, 3, 1, 1),  # thesis, Table 7.6: K times FedAvg's storage and communication
+        ("ifca+cam", 4, 4, 2, 2),  # and K + 1 times
+        ("fedem", 3, 3, 3, 3),
+        ("fedsoft", 4, 3, 1, 1),  # the centres, and the client's own model
+        ("ditto", 2, 1, 1, 2),
+        ("fedper", 2, 1, 1, 1),
+        ("cfl", 1, 1, 1, 1),
+        ("robust", 1, 1, 1, 1),
+        ("feddist", 1, 1, 1, 1),
+    ],
+)
+def test_models_stored_moved_and_trained_in_the_second_round(method, stored, down, up, trainings):
+    more = ("cam.warmup=0",) if "cam" in method else ()
+    found, _ = costs(f"method={method}", "clusters=3", *more, round=2)
+    assert (found["models_stored"], found["models_down"], found["models_up"]) == (stored, down, up)
+    assert found["gradients"] == trainings * 3 * 16
+
+
+def test_feddane_takes_a_full_gradient_and_brings_the_mean_back():
+    found, session = costs("method=feddane", round=2)
+    assert (found["models_down"], found["models_up"]) == (
+        2.0,
+        2.0,
+    )  # model and mean gradient, gradient and model
+    assert found["gradients"] == pytest.approx(3 * 16 + session.server.setup.sizes.mean())
+
+
+@pytest.mark.parametrize("method", ["fedem", "fedsoft"])
+def test_losses_under_all_models_count_as_they_do_for_ifca(method):
+    found, session = costs(f"method={method}", "clusters=3")
+    assert found["forwards"] == pytest.approx(3 * session.server.setup.sizes.mean())
+    # Backward is two forward passes: 48 trained samples are 144.
+    trainings = 3 if method == "fedem" else 1
+    assert found["computation"] == pytest.approx(trainings + found["forwards"] / 144)
+
+
+def test_femam_moves_its_newest_level_only():
+    schedule = ("method=femam", "femam.levels=[1,2]", "femam.schedule=[1,2]", "femam.prune=none")
+    by_round = [costs(*schedule, round=number)[0] for number in (1, 2, 3)]
+    # Level 2 opens in round 2: its start, and what level 1 came to at its end.
+    assert [found["models_down"] for found in by_round] == [1.0, 2.0, 1.0]
+    assert [found["models_stored"] for found in by_round] == [1.0, 2.0, 2.0]
+    assert [found["models_up"] for found in by_round] == [1.0, 1.0, 1.0]
 
 
 def test_costs_are_per_participant():

@@ -172,3 +172,13 @@ def test_a_run_that_was_stopped_and_resumed_leaves_the_same_files(
 @pytest.mark.parametrize("stop", [1, 3])  # before the first checkpoint, and after the last round
 def test_a_run_stopped_early_or_late(stop: int, tmp_path: Path, whole_run: Callable[[str], Path]) -> None:
     assert_equal_runs(stop_and_resume("method=ifca", stop, tmp_path), whole_run("method=ifca"))
+
+
+def test_clients_with_one_class_each_are_survived(method: str) -> None:
+    # Two planted groups of five clients, for the oracle.
+    session = session_of(
+        method, "partition=cluster_n_class", "partition.groups=2", "partition.classes=5", "partition.classes_within=1",
+        "data.rotations=1", "clients=10",
+    )  # fmt: skip
+    report = run(session, 2)[-1]
+    assert np.isfinite(report.metrics["micro_accuracy"])

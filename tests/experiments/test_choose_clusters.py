@@ -55,3 +55,8 @@ def test_what_cannot_be_chosen_is_refused():
             config_of(method, "clusters=auto")
     with pytest.raises(UserError, match="at least 4 clients"):
         choose_clusters(config_of("method=ifca", "clients=3"))
+
+
+def test_cfl_finds_its_number_by_itself():
+    with pytest.raises(UserError, match="finds their number by splitting"):
+        choose_clusters(config_of("method=cfl"))

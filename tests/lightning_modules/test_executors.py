@@ -212,15 +212,18 @@ def test_trainer_options_reach_the_trainer():
     assert np.abs(clipped.model - jobs[0].start).max() < np.abs(free.model - jobs[0].start).max()
 
 
-def test_normalising_per_batch_and_per_actor_give_the_same_bits():
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_normalising_per_batch_and_per_actor_give_the_same_bits(channels_last):
     rng = generator(0, "pixels")
     x, y = rng.integers(0, 256, (40, 3, 4, 4)).astype(np.uint8), rng.integers(0, 3, 40)
-    options = {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7], "classes": 3}
+    options = {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7], "classes": 3, "channels_last": channels_last}
     used = np.arange(5, 30)
     batch = Samples(x, y, **options)
     actor = Samples(x, y, normalise="actor", used=used, **options)
     index = np.array([7, 29, 5, 7])
     assert torch.equal(batch.batch(index)[0], actor.batch(index)[0])
+    for samples in (batch, actor):
+        assert samples.batch(index)[0].is_contiguous(memory_format=torch.channels_last) == channels_last
     expected = (x[index].astype(np.float32) / 255 - np.float32([0.1, 0.2, 0.3])[:, None, None]) / np.float32(
         [0.5, 0.6, 0.7]
     )[:, None, None]

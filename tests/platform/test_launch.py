@@ -364,14 +364,32 @@ def test_help_and_a_simple_mistake_import_nothing_heavy() -> None:
 def test_list_has_one_line_for_everything(door: Any) -> None:
     from federated_data import DATASETS, PARTITIONS
     from lightning_modules.networks import NETWORKS
-    from strategies import METHODS
+    from strategies import ADDONS, METHODS
 
     code, out, error = door("list")
     assert (code, error) == (0, "")
-    for registry in (METHODS, DATASETS, PARTITIONS, NETWORKS):
+    for registry in (METHODS, ADDONS, DATASETS, PARTITIONS, NETWORKS):
         for name, entry in registry.items():
             lines = [line for line in out.splitlines() if line.split()[:1] == [name]]
             assert [line for line in lines if entry.about in line], name
+
+
+def test_list_says_where_every_method_is_from() -> None:
+    from strategies import ADDONS, METHODS
+
+    ours = {"local", "oracle", "random"}  # references of our own, or of nobody in particular
+    for name, entry in [*METHODS.items(), *ADDONS.items()]:
+        if name not in ours:
+            assert re.search(r"\(.*(19|20)\d\d\)|thesis|FeSEM's", entry.about), (name, entry.about)
+
+
+def test_a_round_fits_on_a_screen() -> None:
+    import inspect
+
+    from strategies import ADDONS, METHODS
+
+    for name, entry in [*METHODS.items(), *ADDONS.items()]:
+        assert len(inspect.getsource(entry.value.round).splitlines()) <= 40, name
 
 
 @pytest.mark.parametrize("kind", launch.KINDS)

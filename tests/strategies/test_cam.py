@@ -50,6 +50,33 @@ def test_one_joint_round_by_hand(schedule):
     )
 
 
+def test_alternating_predicts_by_its_second_assignment():
+    fleet = scalar_fleet([[(1.0, 0.0)], [(1.0, 10.0)] * 9], lr=0.1)
+    cam = CAMOptions(schedule="alternating", warmup=0.0)
+    strategy = strategy_of("ifca+cam", fleet, clusters=2, rounds=10, options={"cam": cam})
+    strategy.clusters, strategy.addons[0].shared = Models(np.float32([[1.0], [-2.0]])), np.float32([0.0])
+    strategy.run_round(fleet, 1)
+    # Both begin in cluster 0: 1 - 0.2 (1 - 0) = 0.8 and 1 - 0.2 (1 - 10) = 2.8, mean by size 2.6. Now client 0 is
+    # better off with -2 (4 < 6.76). Shared: 0 - 0.2 (-2 - 0) = 0.4 and 0 - 0.2 (2.6 - 10) = 1.48, mean 1.372.
+    assert strategy.assignment.tolist() == [1, 0]
+    assert strategy.clusters.values.ravel().tolist() == pytest.approx([2.6, -2.0], rel=1e-6)
+    assert strategy.addons[0].shared.tolist() == pytest.approx([1.372], rel=1e-6)
+    mse = fleet.evaluate(strategy.predict(fleet))["mse"]
+    assert mse.tolist() == pytest.approx([(1.372 - 2) ** 2, (2.6 + 1.372 - 10) ** 2], rel=1e-5)
+
+
+def test_permuted_cluster_ids_give_permuted_models():
+    outcomes = []
+    for order in ([0, 1], [1, 0]):
+        fleet, strategy = joint()
+        strategy.clusters = Models(strategy.clusters.values[order])
+        strategy.run_round(fleet, 1)
+        strategy.run_round(fleet, 2)
+        outcomes.append((strategy.clusters.values[order].tobytes(), strategy.addons[0].shared.tobytes()))
+        assert strategy.assignment.tolist() == [order[1], order[0]]
+    assert outcomes[0] == outcomes[1]
+
+
 def test_fesem_cam_by_hand_with_the_pull_to_the_centre():
     fleet, strategy = joint("fesem+cam", lam=1.0)
     strategy.assignment = np.array([1, 0])
@@ -151,7 +178,9 @@ def test_planted_rotations_are_recovered_by_fesem_cam(seed):
     assert run(session, 10)[-1].metrics["ari"] >= 0.9
 
 
-@pytest.mark.parametrize("base", ["fedavg", "local", "fedprox"])
+@pytest.mark.parametrize(
+    "base", ["fedavg", "local", "fedprox", "fedem", "fedsoft", "femam", "ditto", "fedper"]
+)
 def test_a_base_without_clusters_is_refused_with_a_reason(base):
     with pytest.raises(UserError, match=f"'cam' cannot be added to '{base}': .*clustered base"):
         parse_method(f"{base}+cam")
@@ -249,4 +278,21 @@ def test_clusterability_is_measured_at_the_sum_of_both_parts():
         own = strategy.assignment == k
         mean = fleet.sizes[own] @ gradients[own] / fleet.sizes[own].sum()
         found.append(np.linalg.norm(mean - gradients[own], axis=1).max() / np.linalg.norm(mean))
+    assert report.metrics["clusterability"] == pytest.approx(max(found), rel=1e-4)
+
+
+def test_clusterability_in_the_warm_up_is_measured_at_the_model_that_clients_predict_with():
+    settings = ("evaluation.clusterability=true", "cam.warmup=0.5", "clusters=2", "rounds=4")
+    session = session_of("method=ifca+cam", *settings)
+    report = session.run_round(1)
+    shared, fleet = session.server.strategy.addons[0].shared, session.fleet
+    fleet.begin(2)
+    every = fleet.select(np.arange(8))
+    gradients = every.gradients(shared).gather().astype(np.float64)
+    labels = session.server.strategy.labels(every)
+    found = []
+    for k in np.unique(labels):
+        mean = np.average(gradients[labels == k], axis=0, weights=every.sizes[labels == k])
+        away = np.linalg.norm(gradients[labels == k] - mean, axis=1).max()
+        found.append(away / np.linalg.norm(mean))
     assert report.metrics["clusterability"] == pytest.approx(max(found), rel=1e-4)

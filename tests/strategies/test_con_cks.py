@@ -6,9 +6,11 @@ import torch
 
 from experiments.config import check_network
 from foundation.errors import UserError
+from foundation.settings import ModelSettings
+from lightning_modules.executors import objective_of
 from strategies import parse_method
-from strategies.cks import PairwisePull, SharedPull, cluster_shares
-from strategies.con import ContrastOfOutputs, ContrastOfParameters, contrast
+from strategies.cks import CKSOptions, PairwisePull, SharedPull, cluster_shares
+from strategies.con import CONOptions, ContrastOfOutputs, ContrastOfParameters, contrast
 from strategies.prox import ProxOptions
 from strategies.references import Models, PerClient
 from tests.support.experiments import config_of, run, session_of
@@ -253,3 +255,66 @@ def test_contrast_of_representations_needs_several_outputs():
     with pytest.raises(UserError, match=r"several classes for con\.form=rep"):
         check_network(config, (1,), None)
     check_network(config, (1, 8, 8), 10)
+
+
+@pytest.mark.parametrize("form", ["global", "pairwise"])
+def test_one_round_of_cks_by_hand(form):
+    fleet = scalar_fleet([[(1.0, 0.0)], [(1.0, 4.0)]], lr=0.1)
+    options = {"cks": CKSOptions(form=form, lam=1.0)}
+    strategy = strategy_of("fesem+cks", fleet, clusters=2, rounds=4, options=options)
+    strategy.clusters, strategy.assignment = Models(np.float32([[0.0], [4.0]])), np.array([0, 1])
+    strategy.run_round(fleet, 1)
+    # Both fit their data: only the pull is left, to the mean 2 (5.6) or half way to the other one (5.5).
+    assert strategy.clusters.values.ravel().tolist() == pytest.approx([0.2, 3.8], rel=1e-6)
+
+
+def test_one_round_of_con_by_hand():
+    # y = w x + b, all of it head. Both fit their data: only the contrast between (1, 0) and (0, 1) is left.
+    fleet = scalar_fleet([[(1.0, 1.0)], [(1.0, 1.0)]], lr=0.1, model=ModelSettings(name="linear"))
+    options = {"con": CONOptions(form="para", mu=2.0, tau=1.0)}
+    strategy = strategy_of("fesem+con", fleet, clusters=2, rounds=4, options=options)
+    strategy.clusters, strategy.assignment = Models(np.float32([[1.0, 0.0], [0.0, 1.0]])), np.array([0, 1])
+    strategy.run_round(fleet, 1)
+    # Cosines 1 (own) and 0: log(1 + e^(0 - 1)) has the slope 1 / (1 + e) along the other one's cosine, whose gradient
+    # is that model itself, at a right angle; the own cosine is at its largest. Step: 0.1 * 2 / (1 + e).
+    step = 0.2 / (1 + np.e)
+    assert strategy.clusters.values.tolist() == [
+        pytest.approx([1.0, -step], rel=1e-5),
+        pytest.approx([-step, 1.0], rel=1e-5),
+    ]
+
+
+def test_the_local_objective_has_the_gradient_that_finite_differences_say():
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 1, 0])
+    net = torch.nn.Linear(3, 3, dtype=torch.float64)
+    net.loss = lambda outputs, y, reduction: torch.nn.functional.cross_entropy(
+        outputs, y, reduction=reduction
+    )
+    frozen = torch.randn(5, 3, dtype=torch.float64)
+    theirs = torch.randn(5, 2, 3, dtype=torch.float64)
+
+    def objective(vector, scale=0.5, weight=2.0, under=1.0, mu=3.0):
+        own = x @ vector[:9].reshape(3, 3).T + vector[9:]
+        rows = {
+            "frozen": under * frozen,
+            "scale": torch.tensor(scale, dtype=torch.float64),
+            "weights": weight * torch.linspace(0, 1, 5, dtype=torch.float64),
+            "0.models": theirs,
+        }
+        term = ContrastOfOutputs(mu, 0.7, NOTHING, NOBODY)
+        return objective_of(net, own, y, vector, [(term, {"own": torch.tensor(1)})], rows)
+
+    def slopes(**change):
+        start = torch.linspace(-1, 1, 12, dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad(objective(start, **change), start)[0]
+
+    point, h = torch.linspace(-1, 1, 12, dtype=torch.float64), 1e-6
+    numeric = [
+        float(objective(point + h * unit) - objective(point - h * unit)) / (2 * h)
+        for unit in torch.eye(12, dtype=torch.float64)
+    ]
+    plain = slopes()
+    assert plain.tolist() == pytest.approx(numeric, rel=1e-6, abs=1e-8)
+    for change in ({"scale": 1.0}, {"weight": 1.0}, {"under": 0.0}, {"mu": 0.0}):
+        assert (slopes(**change) - plain).abs().max() > 1e-3, change

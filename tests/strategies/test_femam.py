@@ -7,8 +7,9 @@ from sklearn.metrics import adjusted_rand_score
 from actors.session import Checkpoint
 from experiments.trees import pack, unpack
 from foundation.errors import UserError
-from strategies.base import UNASSIGNED
-from strategies.femam import FeMAM, FeMAMOptions, classifier, normalised
+from strategies.base import UNASSIGNED, Context
+from strategies.ensemble import build_ensemble
+from strategies.femam import NOTHING, FeMAM, FeMAMOptions, classifier, normalised
 from strategies.references import Models, Prediction
 from tests.support.experiments import checkpoint_of, config_of, digest, outcome, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
@@ -128,6 +129,33 @@ def test_a_dropped_personal_model_is_no_longer_used():
     # gradient (-0.2 - 0.38) / 2 + 2 = 1.71, theta = -0.551
     losses = fleet.everyone.evaluate(femam.prediction(fleet), "test")["loss"]
     assert losses.tolist() == pytest.approx([2.2**2, ((-0.2 - 0.551) / 2 + 2) ** 2], rel=1e-5)
+
+
+def test_an_ensemble_predicts_with_what_its_members_predict_with():
+    fleet = scalar_fleet(TWO, lr=0.1)
+    ensemble = build_ensemble(["femam"], "logit_sum", {"femam": FeMAMOptions(levels=[1], schedule=[1, 1], mu=0.0)},
+                              Context(clients=2, clusters=2, rounds=10))  # fmt: skip
+    ensemble.begin(fleet)
+    [femam] = ensemble.members
+    with_global(femam, -0.2)
+    femam.reference = np.array([1.0, 100.0])
+    play(ensemble, fleet, 2)
+    losses = fleet.everyone.evaluate(ensemble.predict(fleet), "test")["loss"]
+    assert femam.pruned[-1].tolist() == [
+        True,
+        False,
+    ]  # of the personal models one is no longer used, here neither
+    assert losses.tolist() == pytest.approx([2.2**2, 1.71**2], rel=1e-5)  # as in the test above
+
+
+def test_a_newcomer_skips_a_level_of_one_model_that_would_hurt_it():
+    fleet = scalar_fleet([[(1.0, 2.0)]], lr=0.1)
+    femam = with_global(made(fleet, levels=[1, 1], personal=False, schedule=[1, 1], mu=0.0), 1.0)
+    femam.open(Models(np.float32([[-40.0]])))
+    held = femam.structure(fleet, 2)
+    assert [rows.tolist() for rows in held] == [[0], [NOTHING]]
+    femam.levels[1] = Models(np.float32([[3.0]]))  # the mean of both is 2: it helps
+    assert [rows.tolist() for rows in femam.structure(fleet, 2)] == [[0], [0]]
 
 
 def test_features_are_the_classifier_with_its_bias_at_length_one():

@@ -26,6 +26,38 @@ def test_one_round_by_hand(method):
     assert base.report["clustering_objective"] == pytest.approx(0.08 / 3, rel=1e-5)
 
 
+def test_sizes_decide_wecfls_clusters_and_means_by_hand():
+    # theta = 0.2 y = 0, 1 and 2.2, with 10, 1 and 1 samples. Joining two points costs n n' / (n + n') of their squared
+    # distance: plain, 0 and 1 join (0.5 against 0.72); by size, 1 and 2.2 do (0.72 against 0.909), at 1.6.
+    samples = [[(1.0, 0.0)] * 10, [(1.0, 5.0)], [(1.0, 11.0)]]
+    joined = {}
+    for method in ("fesem", "wecfl"):
+        fleet = scalar_fleet(samples, lr=0.1)
+        base = strategy_of(method, fleet, clusters=2)
+        base.clusters = Models(np.float32([[0.0], [0.0]]))
+        base.round(fleet)
+        joined[method] = base.assignment[1] == base.assignment[2]
+        if method == "wecfl":
+            assert base.clusters.values[base.assignment[[0, 1]], 0].tolist() == pytest.approx([0.0, 1.6])
+            assert base.report["clustering_objective"] == pytest.approx((0.6**2 + 0.6**2) / 12, rel=1e-5)
+    assert joined == {"fesem": False, "wecfl": True}
+
+
+@pytest.mark.parametrize("method", ["oracle", "random"])
+def test_one_round_of_the_references_by_hand(method):
+    fleet = scalar_fleet(THREE, lr=0.1)
+    base = strategy_of(method, fleet, clusters=2, groups=np.array([1, 1, 0]))
+    base.clusters = Models(np.float32([[0.0], [0.0]]))
+    base.round(fleet)
+    c = base.assignment
+    if method == "oracle":
+        assert c.tolist() == [1, 1, 0]
+        assert base.clusters.values.ravel().tolist() == pytest.approx([-0.4, 0.6], rel=1e-6)
+    theta = np.array([0.4, 0.8, -0.4])  # whatever the clusters are, each is the mean of its members
+    for k in np.unique(c):
+        assert base.clusters.values[k, 0] == pytest.approx(theta[c == k].mean(), rel=1e-6)
+
+
 def test_the_distance_penalty_by_hand_and_zero_without_it():
     fleet = scalar_fleet([[(1.0, 2.0)]], lr=0.1, steps=2)
     base = strategy_of("fesem", fleet, clusters=1, options={"fesem": FeSEMOptions(lam=0.5)})
@@ -71,6 +103,18 @@ def test_planted_rotations_are_recovered_within_ten_rounds(method, seed):
     reports = run(session, 8)
     assert reports[-1].metrics["ari"] >= 0.9
     assert reports[-1].metrics["changed"] == 0  # ids mean the same from round to round
+
+
+@pytest.mark.parametrize("method", ["fesem", "wecfl"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_planted_label_groups_are_recovered_within_ten_rounds(method, seed):
+    # Four groups of four clients, two classes each; lr 0.1 and ten steps let a few rounds learn.
+    session = session_of(
+        f"method={method}", f"seed={seed}", "clients=16", "clusters=4", "data.rotations=1", "local.steps=10",
+        "local.lr=0.1", "model.hidden=[32]", "partition=cluster_n_class", "partition.groups=4",
+        "partition.classes=2", "partition.classes_within=2", "rounds=10", "evaluation.every=10",
+    )  # fmt: skip
+    assert run(session, 10)[-1].metrics["ari"] >= 0.9
 
 
 @pytest.mark.parametrize("change", ["fesem.lam=0.5", "fesem.features=parameters"])

@@ -146,3 +146,13 @@ def test_held_out_clients_never_train_and_are_adopted():
     groups = session.server.setup.groups
     assert all(labels[h] in labels[np.setdiff1d(np.flatnonzero(groups == groups[h]), held)] for h in held)
     assert reports[-1].metrics["holdout_micro_accuracy"] > 0.6
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fesem", "wecfl+cam", "fedsoft", "fedem", "femam", "ditto", "robust"]
+)
+def test_every_kind_of_method_says_what_held_out_clients_get(method):
+    session = session_of(f"method={method}", "holdout_clients=0.25", "clients=8")
+    report = run(session, 2)[-1]
+    assert np.isfinite(report.metrics["holdout_micro_accuracy"])
+    assert not any(checkpoint_of(session).clients[int(client)] for client in session.server.held_out)

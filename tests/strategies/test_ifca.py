@@ -116,3 +116,21 @@ def test_a_backbone_that_is_not_there_cannot_be_shared():
     fleet = scalar_fleet(THREE)
     with pytest.raises(UserError, match=r"a backbone for ifca\.share_backbone=true"):
         strategy_of("ifca", fleet, clusters=2, options={"ifca": IFCAOptions(share_backbone=True)})
+
+
+def test_an_empty_cluster_and_a_collapse_are_told_once():
+    session = session_of("method=ifca")
+    strategy = session.server.strategy
+    far = strategy.clusters.values.copy()
+    far[1] *= 100.0  # a model that is sure of itself, and wrong
+    strategy.clusters = Models(far)
+    first, second = run(session, 2)
+    assert "Cluster 1 is empty: it keeps its model." in first.events
+    assert "All clients are in cluster 0." in first.events
+    assert not [event for event in second.events if "cluster" in event.lower()]
+    assert np.array_equal(strategy.clusters.values[1], far[1])
+
+
+def test_matched_averaging_is_refused_with_a_common_backbone():
+    with pytest.raises(UserError, match="aggregation than matched"):
+        session_of("method=ifca", "ifca.share_backbone=true", "aggregation=matched", "model=cnn_digits")
