@@ -1,49 +1,137 @@
 """Samples and partitions, loaded once on each node of a cluster and read by every trial there.
 
-The driver of a sweep keeps one `NodeData` actor on each node. It builds a federation when the first trial asks for
-it and puts samples and labels into the node's object store, from which trials read them without copying.
+The driver of a sweep keeps one `NodeData` actor on each node. It reads a data set when the first trial asks for it
+and puts samples and labels into the node's object store, from which trials of every seed and partition read them
+without copying. Only shifted samples (rotations, ...) are stored for each partition: they are other samples.
 """
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
-from federated_data import Federation, build_federation
+from federated_data import DATASETS, PARTITIONS, Dataset, Federation, federation_of, load_dataset
 from foundation.settings import DataSettings, ExperimentSettings, PartitionSettings
 
-KEPT = 16  # federations that a node remembers; a trial that reads an older one keeps it alive by itself
+SHARE = 0.3  # of a node's object store that data sets may fill, and what is made of them as much again
+ALONE = 10**9  # bytes of each where there is no object store
 NAMESPACE = "archipelago"
+_SHIFTS = ("rotations", "label_swaps", "colours", "noises", "noise_shift", "crossed")
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclasses.dataclass
+class _Held:
+    """Something that is kept: what trials are given, its size, and the data set it was made of."""
+
+    given: Any
+    size: int
+    dataset: Dataset | None = None
+    source: str = ""
 
 
 class NodeFederations:
-    """What the actor does, without Ray."""
+    """Data sets and federations, each made once and kept while there is room (`budget` bytes for each of the two).
 
-    def __init__(self) -> None:
-        self._held: OrderedDict[str, Any] = OrderedDict()
-        self.built: list[str] = []  # what was loaded, in order
+    `put` stores a value and `get` reads it back without a copy: Ray's object store, or this process's memory.
+    """
 
-    def get(self, key: str, data: DataSettings, partition: PartitionSettings, clients: int, seed: int) -> Any:
-        """[reference to the rest of the federation, to its samples, to its labels]."""
+    def __init__(
+        self, budget: int, put: Callable[[Any], Any] = _same, get: Callable[[Any], Any] = _same
+    ) -> None:
+        self._budget, self._put, self._get = budget, put, get
+        self._datasets: OrderedDict[str, _Held] = OrderedDict()
+        self._federations: OrderedDict[str, _Held] = OrderedDict()
+        self.loaded: list[str] = []  # data sets that were read, in order
+        self.built: list[str] = []  # federations that were made of them
+
+    def get(self, data: DataSettings, partition: PartitionSettings, clients: int, seed: int) -> Any:
+        """[the rest of the federation, its samples, its labels], as `put` answered for each."""
+        PARTITIONS.find(partition.name)  # a wrong name is told before a large data set is read
+        key = repr((data, partition, clients, seed))
+        if key not in self._federations:
+            self._federations[key] = self._made(key, data, partition, clients, seed)
+        self._federations.move_to_end(key)
+        for gone in _over(self._federations, self._budget):
+            del self._federations[gone]
+        return self._federations[key].given
+
+    def _made(
+        self, key: str, data: DataSettings, partition: PartitionSettings, clients: int, seed: int
+    ) -> _Held:
+        source, held = self._loaded(data, seed)
+        assert held.dataset is not None
+        federation = federation_of(held.dataset, data, partition, clients, seed)
+        self.built.append(key)
+        _ = federation.fingerprint  # computed here once, and sent along
+        state = federation.__getstate__()
+        x, y = state.pop("x"), state.pop("y")
+        size = sum(array.nbytes for array in state["division"].values())
+        if x is held.dataset.stored:
+            return _Held([self._put(state), *held.given], size, source=source)
+        return _Held([self._put(state), self._put(x), self._put(y)], size + _size(x, y), source=source)
+
+    def _loaded(self, data: DataSettings, seed: int) -> tuple[str, _Held]:
+        """The data set, whatever is done to it afterwards; its samples are those that are shared."""
+        plain = dataclasses.replace(data, **{name: getattr(DataSettings(), name) for name in _SHIFTS})
+        key = repr((plain, seed if DATASETS.find(data.name).seeded else None))
+        if key not in self._datasets:
+            dataset = load_dataset(plain, seed)
+            self.loaded.append(key)
+            x, y = dataset.joined()
+            # As they are in the object store: what is planted in them goes into a copy.
+            x.flags.writeable = y.flags.writeable = False
+            # What is memory-mapped goes in as its address, and is shared by all processes as a file is.
+            given = [self._put(x), self._put(y)]
+            shared, cut = self._get(given[0]), len(dataset.x_train)
+            dataset = dataclasses.replace(dataset, x_train=shared[:cut], x_test=shared[cut:], stored=shared)
+            self._datasets[key] = _Held(given, _size(x, y), dataset)
+        self._datasets.move_to_end(key)
+        for gone in _over(self._datasets, self._budget):
+            del self._datasets[gone]
+            # What was made of it would keep its samples alive.
+            for name in [name for name, held in self._federations.items() if held.source == gone]:
+                del self._federations[name]
+        return key, self._datasets[key]
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._datasets.clear()
+        self._federations.clear()
+
+    def about(self) -> tuple[list[str], list[str]]:
+        """(data sets that were read here, federations that were made here), in order."""
+        return self.loaded, self.built
+
+
+def _size(*arrays: Any) -> int:
+    """Bytes in memory; what is memory-mapped takes none."""
+    return sum(array.nbytes for array in arrays if getattr(array, "address", None) is None)
+
+
+def _over(held: OrderedDict[str, _Held], budget: int) -> list[str]:
+    """The least recently used that there is no room for; the newest always stays."""
+    total, gone = sum(each.size for each in held.values()), []
+    for key, each in list(held.items())[:-1]:
+        if total <= budget:
+            break
+        total -= each.size
+        gone.append(key)
+    return gone
+
+
+class NodeData(NodeFederations):
+    """The actor of a node."""
+
+    def __init__(self, budget: int) -> None:
         import ray
 
-        if key not in self._held:
-            federation = build_federation(data, partition, clients, seed)
-            self.built.append(key)
-            _ = federation.fingerprint  # computed here once, and sent along
-            state = federation.__getstate__()
-            # What is memory-mapped goes in as its address, and is shared by all processes as a file is.
-            x, y = state.pop("x"), state.pop("y")
-            self._held[key] = [ray.put(state), ray.put(x), ray.put(y)]
-        self._held.move_to_end(key)
-        while len(self._held) > KEPT:
-            self._held.popitem(last=False)
-        return self._held[key]
-
-    def about(self) -> list[str]:
-        """Keys of the federations that were built here."""
-        return self.built
+        super().__init__(budget, ray.put, ray.get)
 
 
 class SharedData:
@@ -54,13 +142,13 @@ class SharedData:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         self.label = label
-        kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(NodeFederations)
+        kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(NodeData)
         self.actors = [
             kind.options(
                 name=_name(label, node["NodeID"]),
                 namespace=NAMESPACE,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-            ).remote()
+            ).remote(int(SHARE * node["Resources"].get("object_store_memory", ALONE / SHARE)))
             for node in ray.nodes()
             if node["Alive"]
         ]
@@ -78,32 +166,41 @@ def _name(label: str, node: str) -> str:
 
 
 def shared_federation(
-    config: ExperimentSettings, label: str | None
+    config: ExperimentSettings, label: str | None = None
 ) -> tuple[Federation, tuple[Any, Any] | None]:
     """(the federation of a config, references to its samples and labels for actors).
 
-    From this node's `NodeData` where there is one, and built here where there is none.
+    From this node's `NodeData` where there is one; where there is none this process keeps what it loads.
     """
-    key = repr((config.data, config.partition, config.clients, config.seed))
-    held = _ask(key, config, label) if label is not None else None
+    asked = (config.data, config.partition, config.clients, config.seed)
+    held = _ask(asked, label) if label is not None else None
     if held is None:
-        return _built_here(key, _Settings(config)), None
+        state, x, y = _here.get(*asked)
+        return _federation(state, x, y), None
     import ray
 
-    reference, x, y = held
-    state = ray.get(reference)
+    state, x, y = held
+    return _federation(ray.get(state), ray.get(x), ray.get(y)), (x, y)
+
+
+def _federation(state: dict[str, Any], x: Any, y: Any) -> Federation:
     federation = Federation.__new__(Federation)
-    federation.__setstate__({**state, "x": ray.get(x), "y": ray.get(y)})
-    return federation, (x, y)
+    federation.__setstate__({**state, "x": x, "y": y})
+    return federation
 
 
-def _ask(key: str, config: ExperimentSettings, label: str) -> Any:
+def forget() -> None:
+    """Let go of what this process keeps."""
+    _here.forget()
+
+
+def _ask(asked: tuple[Any, ...], label: str) -> Any:
     import ray
 
     node = ray.get_runtime_context().get_node_id()
     try:
         actor = ray.get_actor(_name(label, node), namespace=NAMESPACE)
-        return ray.get(actor.get.remote(key, config.data, config.partition, config.clients, config.seed))
+        return ray.get(actor.get.remote(*asked))
     except (ValueError, ray.exceptions.RayActorError):  # a node that came later, or lost its actor
         return None
     except (
@@ -112,20 +209,4 @@ def _ask(key: str, config: ExperimentSettings, label: str) -> Any:
         raise error.cause from error
 
 
-class _Settings:
-    """A config that `lru_cache` takes for equal to every other: the key beside it says what matters."""
-
-    def __init__(self, config: ExperimentSettings) -> None:
-        self.config = config
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Settings)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-@functools.lru_cache(maxsize=4)
-def _built_here(key: str, settings: _Settings) -> Federation:
-    config = settings.config
-    return build_federation(config.data, config.partition, config.clients, config.seed)
+_here = NodeFederations(ALONE)

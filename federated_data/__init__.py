@@ -18,7 +18,7 @@ from federated_data.arrays import use_arrays
 from federated_data.datasets import DATASETS, Dataset, DataSource, dataset, load_dataset, normalised
 from federated_data.describe import client_table, count_table, facts
 from federated_data.division import ClientData, Division
-from federated_data.federation import Federation, build_federation
+from federated_data.federation import Federation, build_federation, federation_of
 from federated_data.partitions import PARTITIONS, Labels, Partition, Partitioner, partition
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "count_table",
     "dataset",
     "facts",
+    "federation_of",
     "load_dataset",
     "normalised",
     "partition",

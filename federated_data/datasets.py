@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federated_data.apportion import Integers, apportion
-from federated_data.mapped import MappedArray
 from foundation.errors import UserError
 from foundation.registry import Registry
 from foundation.settings import DataSettings
@@ -50,7 +49,9 @@ class Dataset:
     sources_test: Integers | None = None
     owners_train: Integers | None = None
     owners_test: Integers | None = None
-    stored: MappedArray | None = None  # both parts in one memory-mapped array, training samples first
+    stored: Array | None = (
+        None  # both parts in one array that is shared (memory-mapped, say), training samples first
+    )
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
@@ -71,7 +72,7 @@ class Dataset:
             )
 
     def joined(self) -> tuple[Array, Array]:
-        """All samples and labels, first those to train on; mapped samples are not read."""
+        """All samples and labels, first those to train on; shared samples are not copied."""
         x = self.stored if self.stored is not None else np.concatenate([self.x_train, self.x_test])
         return x, np.concatenate([self.y_train, self.y_test])
 
@@ -104,13 +105,15 @@ class DataSource:
     """A registered data set: `load` it, ask where it is `present` (None: not here), `fetch` it.
 
     `files` are the files and folders that it is read from, where it is present. A set that cannot be
-    downloaded has no `fetch`, and its loader says how to get it.
+    downloaded has no `fetch`, and its loader says how to get it. `seeded`: every seed may give other samples;
+    a set that says no is loaded once for all seeds of a sweep.
     """
 
     load: Loader
     present: Callable[[DataSettings], str | None]
     files: Callable[[DataSettings], list[Path]] | None = None
     fetch: Callable[[DataSettings], Path] | None = None
+    seeded: bool = True
 
     def __call__(self, settings: DataSettings, seed: int) -> Dataset:
         return self.load(settings, seed)
@@ -126,11 +129,12 @@ def dataset(
     present: Callable[[DataSettings], str | None],
     files: Callable[[DataSettings], list[Path]] | None = None,
     fetch: Callable[[DataSettings], Path] | None = None,
+    seeded: bool = True,
 ) -> Callable[[Loader], Loader]:
     """Decorator: register a loader, with one line about it and a way to ask where its files are."""
 
     def add(load: Loader) -> Loader:
-        DATASETS.register(name, about)(DataSource(load, present, files, fetch))
+        DATASETS.register(name, about)(DataSource(load, present, files, fetch, seeded))
         return load
 
     return add

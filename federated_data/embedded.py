@@ -15,6 +15,7 @@ from foundation.settings import DataSettings
     "digits",
     "scikit-learn's 1,797 real 8x8 grey images of handwritten digits; needs no files",
     present=lambda settings: "embedded (scikit-learn)",
+    seeded=False,
 )
 def digits(settings: DataSettings, seed: int) -> Dataset:
     """The digits, as uint8. Their split depends on `data.test_fraction` alone, not on the seed."""

@@ -188,9 +188,15 @@ def labels_of(dataset: Dataset) -> Labels:
 
 def build_federation(data: DataSettings, partition: PartitionSettings, clients: int, seed: int) -> Federation:
     """Load the data set, divide it among the clients, plant shifts, keep validation samples aside."""
-    split = PARTITIONS.find(partition.name)  # a wrong name is told before a large data set is read
-    dataset = load_dataset(data, seed)
+    PARTITIONS.find(partition.name)  # a wrong name is told before a large data set is read
+    return federation_of(load_dataset(data, seed), data, partition, clients, seed)
+
+
+def federation_of(
+    dataset: Dataset, data: DataSettings, partition: PartitionSettings, clients: int, seed: int
+) -> Federation:
+    """`build_federation`, of a data set that is loaded already."""
     shift = planted_shift(dataset, data, clients, seed)
     variants = 1 if shift is None else len(shift)
     task = Task(labels_of(dataset), partition, clients, seed, variants, data.crossed)
-    return Federation.made_of(dataset, divided(split, task), shift, address(task))
+    return Federation.made_of(dataset, divided(PARTITIONS.find(partition.name), task), shift, address(task))

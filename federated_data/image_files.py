@@ -100,6 +100,7 @@ def _celeba_fetch(settings: DataSettings) -> Path:
     present=lambda settings: str(root_of(settings) / "celeba") if _celeba_files(settings) else None,
     files=_celeba_files,
     fetch=_celeba_fetch,
+    seeded=False,
 )
 def celeba(settings: DataSettings, seed: int) -> Dataset:
     """Owners are the persons; `data.test_fraction` of each person's photographs is held out (FeSEM, LEAF).
@@ -176,6 +177,7 @@ def _tiny_fetch(settings: DataSettings) -> Path:
     present=lambda settings: next((str(path.parent) for path in _tiny_files(settings)), None),
     files=lambda settings: _tiny_files(settings)[:1] + _tiny_files(settings)[2:],
     fetch=_tiny_fetch,
+    seeded=False,
 )
 def tiny_imagenet(settings: DataSettings, seed: int) -> Dataset:
     """Train = the training part, test = the validation part (the official test part has no labels)."""
@@ -235,6 +237,7 @@ def _folder_present(settings: DataSettings) -> str | None:
     "your own folder of images, one folder per class (data.root), in train/ and test/ or held out",
     present=_folder_present,
     files=lambda settings: [root_of(settings)] if _folder_present(settings) else [],
+    seeded=False,
 )
 def image_folder(settings: DataSettings, seed: int) -> Dataset:
     """As torchvision's ImageFolder finds them; without train/ and test/, `data.test_fraction` is held out."""

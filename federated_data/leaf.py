@@ -45,6 +45,7 @@ def _files(settings: DataSettings) -> list[Path]:
     "FEMNIST (LEAF's JSON): 805,263 grey images 28x28 of digits and letters by 3,550 writers, 62 classes",
     present=lambda settings: next((str(path.parents[1]) for path in _files(settings)), None),
     files=_files,
+    seeded=False,
 )
 def femnist(settings: DataSettings, seed: int) -> Dataset:
     """Owners are the writers. LEAF's split is kept where it splits every writer's images (`-t sample`).

@@ -103,6 +103,7 @@ def _register(name: str, about: str) -> None:
         present=lambda settings: next((str(path) for path in files(settings)), None),
         files=files,
         fetch=lambda settings: _fetch(name, settings),
+        seeded=False,
     )(lambda settings, seed: _load(name, settings))
 
 

@@ -51,7 +51,12 @@ def _npz_present(settings: DataSettings) -> str | None:
         return None
 
 
-@dataset("npz", "your own .npz file of training and test images and labels (data.root)", present=_npz_present)
+@dataset(
+    "npz",
+    "your own .npz file of training and test images and labels (data.root)",
+    present=_npz_present,
+    seeded=False,
+)
 def npz(settings: DataSettings, seed: int) -> Dataset:
     """Images (N, H, W), (N, H, W, C) or (N, C, H, W), or vectors (N, features), from one file.
 

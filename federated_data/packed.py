@@ -110,6 +110,7 @@ def _folder(names: tuple[str, ...]) -> Any:
     "PathMNIST, 23,180 of its 107,180 images as lossless WebP sheets, 28x28, 9 classes",
     present=_folder(_PATH_FILES),
     files=lambda settings: _files(_PATH_FILES, settings),
+    seeded=False,
 )
 def pathmnist_subset(settings: DataSettings, seed: int) -> Dataset:
     """Train = the subset's training part, test = its validation and test parts (as in the papers)."""
@@ -138,6 +139,7 @@ _TINY = ("tinyimagenet10_jpeg.npz",)
     "Tiny ImageNet, 10 of its 200 classes, 5,500 colour images 64x64, as JPEGs in one .npz file",
     present=_folder(_TINY),
     files=lambda settings: _files(_TINY, settings),
+    seeded=False,
 )
 def tiny_imagenet10(settings: DataSettings, seed: int) -> Dataset:
     """Train = the training part, test = the validation part (the official test part has no labels)."""
@@ -180,6 +182,7 @@ _DIGITS = ("femnist_digits_subset.npz",)
     "FEMNIST's digits, 5,997 grey images 28x28 of 12 clients, 10 classes, in one .npz file",
     present=_folder(_DIGITS),
     files=lambda settings: _files(_DIGITS, settings),
+    seeded=False,
 )
 def femnist_digits(settings: DataSettings, seed: int) -> Dataset:
     """`data.test_fraction` of each client's images of each digit is held out; owners are the clients."""

@@ -91,6 +91,7 @@ def _fashion_fetch(settings: DataSettings) -> Path:
     present=_fashion_present,
     files=_fashion_files,
     fetch=_fashion_fetch,
+    seeded=False,
 )
 def fashion_mnist(settings: DataSettings, seed: int) -> Dataset:
     """The official split. Found in torchvision's layout, and as Debian's dataset-fashion-mnist installs it."""
@@ -206,6 +207,7 @@ def _cifar(name: str, settings: DataSettings, **normalisation: Any) -> Dataset:
     present=lambda settings: _folder_of(_cifar10_files(settings)),
     files=_cifar10_files,
     fetch=lambda settings: _cifar_fetch("cifar10", settings),
+    seeded=False,
 )
 def cifar10(settings: DataSettings, seed: int) -> Dataset:
     """The official split, from torchvision's files if they are there, else from sheets (`packed.py`)."""
@@ -221,6 +223,7 @@ def cifar10(settings: DataSettings, seed: int) -> Dataset:
     present=lambda settings: _folder_of(_cifar100_files(settings)),
     files=_cifar100_files,
     fetch=lambda settings: _cifar_fetch("cifar100", settings),
+    seeded=False,
 )
 def cifar100(settings: DataSettings, seed: int) -> Dataset:
     """The official split, normalised as FeMAM does."""
@@ -288,6 +291,7 @@ def _emnist(name: str, split: str, settings: DataSettings) -> list[tuple[Array, 
     present=lambda settings: _folder_of(_emnist_files("letters", settings)),
     files=lambda settings: _emnist_files("letters", settings),
     fetch=lambda settings: _emnist_fetch("emnist_letters", settings),
+    seeded=False,
 )
 def emnist_letters(settings: DataSettings, seed: int) -> Dataset:
     """The official split; labels 1..26 become 0..25. Pixels in [0, 1]."""
@@ -301,6 +305,7 @@ def emnist_letters(settings: DataSettings, seed: int) -> Dataset:
     present=lambda settings: _folder_of(_emnist_files("byclass", settings)),
     files=lambda settings: _emnist_files("byclass", settings),
     fetch=lambda settings: _emnist_fetch("emnist_byclass", settings),
+    seeded=False,
 )
 def emnist_byclass(settings: DataSettings, seed: int) -> Dataset:
     """The official split; digits 0..9, upper case 10..35, lower case 36..61. Pixels in [0, 1]."""
@@ -314,6 +319,7 @@ def emnist_byclass(settings: DataSettings, seed: int) -> Dataset:
     present=lambda settings: _folder_of(_emnist_files("byclass", settings)),
     files=lambda settings: _emnist_files("byclass", settings),
     fetch=lambda settings: _emnist_fetch("emnist_cases", settings),
+    seeded=False,
 )
 def emnist_cases(settings: DataSettings, seed: int) -> Dataset:
     """FedSoft's letters: labels 36..61 (lower) and 10..35 (upper) become 0..25. Pixels in [0, 1]."""
