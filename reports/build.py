@@ -157,7 +157,7 @@ def collect_figures(
 def _ranks(tables: Sequence[Table]) -> Callable[[Group], tuple[int, int]]:
     """The best of every problem first, as its first metric ranks them; those without a number last."""
     ranks: dict[int, tuple[int, int]] = {}
-    for table in tables:
+    for table in (table for table in tables if table.ranked):
         for row in table.rows:
             cell = row.cells[table.metrics[0].name] if table.metrics else None
             rank = cell.rank if cell is not None else None

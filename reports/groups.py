@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from reports.names import label_of, setting_text
+from reports.names import Metric, label_of, metric, setting_text
 from reports.runs import RunFiles, Trial
 from reports.summary import figures_of
 
@@ -34,6 +35,16 @@ class Group:
     runs: list[RunFiles] = field(default_factory=list)
     missing: list[Trial] = field(default_factory=list)
     name: str = ""  # as a sweep calls it
+    told: Mapping[Path, Trial] = field(default_factory=dict)  # what a sweep says of the runs
+
+    @property
+    def tuned(self) -> Metric | None:
+        """The figure on validation data that the group competed with others by; None where it did not."""
+        trial = next((trial for trial in self.told.values() if trial.tuned), None)
+        if trial is None:
+            return None
+        by = metric(trial.tuned)
+        return by if trial.mode == "auto" else replace(by, higher_is_better=trial.mode == "max")
 
     @cached_property
     def finished(self) -> dict[int, dict[str, Any]]:
@@ -85,9 +96,15 @@ class Group:
             words.append(_words(trial.seed, trial.status or "not run", trial.reason))
         for run in self.runs:
             state = str(run.status.get("state"))
-            if state != "finished":
-                done = f"{state} after {run.status.get('rounds_done', 0)} rounds"
-                words.append(_words(run.setting("seed"), done, str(run.status.get("sentence") or "")))
+            if state == "finished":
+                continue
+            why = str(run.status.get("sentence") or "")
+            # What a run that was stopped, or lost its process, cannot say itself, the sweep knows.
+            told = self.told.get(run.path)
+            if told is not None and told.status in ("stopped", "failed"):
+                state, why = told.status, told.reason or why
+            done = f"{state} after {run.status.get('rounds_done', 0)} rounds"
+            words.append(_words(run.setting("seed"), done, why))
         return "; ".join(words)
 
 
@@ -113,11 +130,14 @@ def std(values: Sequence[float]) -> float:
 def make_groups(trials: Iterable[Trial]) -> list[Group]:
     """The groups of all trials, in the order in which their first run was given."""
     found: dict[Any, tuple[dict[str, Any], list[RunFiles], list[Trial], str]] = {}
+    told: dict[Path, Trial] = {}
     lost: list[Trial] = []
     for trial in trials:
         if trial.run is None:
             lost.append(trial)
             continue
+        if trial.group:
+            told[trial.run.path] = trial
         settings = {
             key: value for key, value in flat(trial.run.config).items() if not key.startswith(_ELSEWHERE)
         }
@@ -131,6 +151,8 @@ def make_groups(trials: Iterable[Trial]) -> list[Group]:
         else:
             only_lost.setdefault(trial.group, []).append(trial)
     groups = _labelled(list(found.values()))
+    for group in groups:
+        group.told = {run.path: told[run.path] for run in group.runs if run.path in told}
     return groups + [Group(name, "", {}, [], trials, name) for name, trials in only_lost.items()]
 
 

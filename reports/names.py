@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _METHODS = {
@@ -55,12 +55,31 @@ _SUMS = {
 }
 
 
+_SPLITS = {
+    "validation": "on validation data",
+    "train": "on training data",
+    "holdout": "of clients held out",
+}
+
+
 def metric(name: str) -> Metric:
     """How a column of `metrics.csv` is shown; shares become percent, as the papers print them.
 
     >>> metric("micro_accuracy").label, metric("macro_loss").label, metric("ari").label
     ('accuracy (%)', 'loss, plain mean', 'ARI')
+    >>> metric("validation_micro_accuracy").label, metric("best_centre_accuracy[1]").label
+    ('accuracy (%) on validation data', 'accuracy (%) of the best model on distribution 1')
     """
+    split, _, rest = name.partition("_")
+    if split in _SPLITS:
+        whole = metric(rest)
+        return replace(whole, name=name, label=f"{whole.label} {_SPLITS[split]}")
+    if found := re.fullmatch(r"(best_)?centre_(accuracy|mse)\[(.+)\]", name):
+        plain = replace(metric(f"micro_{found[2]}"), name=name)
+        where = f"of the best model on distribution {found[3]}"
+        if not found[1]:
+            where = "on distribution {} of the model for distribution {}".format(*found[3].split(","))
+        return replace(plain, label=f"{plain.label} {where}")
     kind, _, rest = name.partition("_")
     ending = _SUMS.get(kind, "")
     if rest == "accuracy" or rest == "macro_f1":

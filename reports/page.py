@@ -116,14 +116,15 @@ def _tiles(groups: Sequence[Group], tables: Sequence[Table]) -> str:
         tiles.append(
             (str(len(seeds)), f"seed{'s' if len(seeds) != 1 else ''}: {', '.join(map(str, seeds[:6]))}")
         )
-    for table in tables[:2]:
+    for table in [table for table in tables if table.ranked][:2]:
         for metric in table.metrics[:1]:
             best = next((row for row in table.rows if row.cells[metric.name].rank == 1), None)
             if best is not None:
                 cell = best.cells[metric.name]
                 value = mean_text(cell.mean, cell.std, metric)
-                where = f" on {table.title}" if len(tables) > 1 else ""
-                tiles.append((value, f"best {metric.label}: {best.label}{where}"))
+                where = f" on {table.title}" if sum(each.ranked for each in tables) > 1 else ""
+                chosen = "best" if table.tuned is None else "chosen on validation data, its test"
+                tiles.append((value, f"{chosen} {metric.label}: {best.label}{where}"))
     seconds = [row["total"] for run in runs for row in run.timings if "total" in row]
     if seconds:
         tiles.append((_duration(sum(seconds)), "of rounds, all runs together"))

@@ -10,12 +10,15 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from foundation.errors import UserError
+from reports.centres import served_by
 
 FILE = Path(__file__).with_name("published_results.csv")
 
@@ -32,6 +35,7 @@ SOURCES = {
 # The settings that a source's experiments share; a run that differs is still compared, and the report says so.
 SETTINGS: dict[str, dict[str, Any]] = {
     "thesis-2023": {"clients": 200, "rounds": 100, "local.steps": 10, "local.batch": 32, "local.lr": 0.001},
+    "fedsoft-2022": {"clients": 100, "partition.size_range": [100, 200], "local.optimizer": "adam"},
 }
 
 _METRICS = {
@@ -42,6 +46,19 @@ _METRICS = {
         "macro_accuracy": "macro_accuracy",
         "macro_f1": "macro_macro_f1",
     },
+    # FedSoft measures clients' models on their own training data.
+    "fedsoft-2022": {
+        "accuracy[best center on lower]": "best_centre_accuracy[0]",
+        "accuracy[best center on upper]": "best_centre_accuracy[1]",
+        "accuracy[local models]": "train_macro_accuracy",
+    },
+}
+
+# FedSoft's distributions, in the order in which the data set has them.
+_DISTRIBUTIONS = {
+    "emnist_letters": ["lower", "upper"],
+    "emnist_letters_rotated": ["lower 0deg", "lower 90deg", "upper 0deg", "upper 90deg"],
+    "synthetic": [f"theta_{number}" for number in range(8)],
 }
 
 # Our partition and its parameters in the papers -> the name in the file.
@@ -85,7 +102,7 @@ def published_results() -> tuple[Published, ...]:
     """Every printed number."""
     with FILE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    return tuple(
+    found = [
         Published(
             row["source"],
             row["table"],
@@ -98,7 +115,29 @@ def published_results() -> tuple[Published, ...]:
             float(row["std"]) if row["std"] else None,
         )
         for row in rows
-    )
+    ]
+    return tuple(_with_named_centres(found))
+
+
+def _with_named_centres(rows: Sequence[Published]) -> list[Published]:
+    """The same numbers; a centre of FedSoft's is named by the distribution it serves, as those of runs are."""
+    matrices: dict[
+        tuple[Any, ...], list[tuple[int, int, int]]
+    ] = {}  # table of a paper -> (row, distribution, centre)
+    for at, row in enumerate(rows):
+        if found := re.fullmatch(r"(accuracy|mse)\[(.+),c(\d+)\]", row.metric):
+            key = (row.table, row.dataset, row.partition, row.method, f"centre_{found[1]}")
+            distribution = _DISTRIBUTIONS[row.dataset].index(found[2])
+            matrices.setdefault(key, []).append((at, distribution, int(found[3])))
+    made = list(rows)
+    for (*_, name), cells in matrices.items():
+        matrix = np.full((max(d for _, d, _ in cells) + 1, max(c for *_, c in cells) + 1), np.nan)
+        for at, distribution, centre in cells:
+            matrix[distribution, centre] = rows[at].mean
+        serves = served_by(name, matrix)
+        for at, distribution, centre in cells:
+            made[at] = replace(rows[at], metric=f"{name}[{distribution},{serves[centre]}]")
+    return made
 
 
 @cache
@@ -130,7 +169,7 @@ def published_for(
 ) -> dict[str, Published]:
     """The printed numbers of a run's setting, by metric; the earliest table wins unless one is named."""
     found: dict[str, Published] = {}
-    data = str((config.get("data") or {}).get("name"))
+    data = _data_name(config, clusters)
     for partition in _partition_names(config):
         for method in method_names(config):
             for each in _by_setting().get((data, partition, method), ()):
@@ -146,9 +185,22 @@ def published_for(
     return found
 
 
+def _data_name(config: Mapping[str, Any], clusters: int | None) -> str:
+    """What the papers call the data of a config; empty if they have none like it."""
+    data = config.get("data") or {}
+    name = str(data.get("name"))
+    if name == "emnist_cases":  # FedSoft's letters: both cases, upright or also turned by 90 degrees
+        return {1: "emnist_letters", 2: "emnist_letters_rotated"}.get(int(data.get("rotations") or 1), "")
+    if name == "synthetic" and data.get("sources") != clusters:  # as many centres as planted models
+        return ""
+    return name
+
+
 def _partition_names(config: Mapping[str, Any]) -> list[str]:
     partition = config.get("partition") or {}
     name = str(partition.get("name"))
+    if name == "mixture":
+        return [str(partition.get("mixture"))]
     if name not in _PARTITIONS:
         return [name]
     published, parameters = _PARTITIONS[name]

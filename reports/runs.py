@@ -174,6 +174,8 @@ class Trial:
     seed: int | None = None
     status: str = ""
     reason: str = ""
+    tuned: str = ""  # the figure on validation data that the sweep was tuned by; empty where it was not
+    mode: str = "auto"  # max or min, or as the figure says
 
 
 def is_sweep(path: Path) -> bool:
@@ -208,15 +210,27 @@ def find_trials(paths: Sequence[str | Path]) -> list[Trial]:
 def sweep_trials(path: Path) -> list[Trial]:
     """The trials that `trials.csv` names, those that never began included."""
     trials = []
+    tuned, mode = _tuned(path / "sweep.yaml")
     for row in csv.DictReader(io.StringIO(complete_lines(path / "trials.csv"))):
         try:
             folder = path / row["run"] if row["run"] else None
             run = RunFiles(folder) if folder is not None and is_run(folder) else None
             seed = int(row["seed"]) if row["seed"] else None
-            trials.append(Trial(run, row["group"], seed, row["status"], row["reason"]))
+            trials.append(Trial(run, row["group"], seed, row["status"], row["reason"], tuned, mode))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path / 'trials.csv'} is damaged: its line {row} cannot be read.") from error
     return trials
+
+
+def _tuned(file: Path) -> tuple[str, str]:
+    """(figure, max or min or auto) that a sweep was tuned by; ("", "auto") if it only compares."""
+    content = _yaml(file.read_text(encoding="utf-8"), file)
+    asked = content.get("sweep") if isinstance(content, dict) else None
+    if not isinstance(asked, dict):
+        raise UserError(f"{file} is damaged: expected the section sweep in it.")
+    if not asked.get("sample") and asked.get("scheduler", "none") == "none":
+        return "", "auto"
+    return str(asked.get("metric", "validation_micro_accuracy")), str(asked.get("mode", "auto"))
 
 
 def _state(run: RunFiles) -> str:

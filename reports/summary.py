@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from foundation.errors import UserError
 from foundation.files import write_whole
+from reports.centres import centre_figures
 from reports.runs import Row, RunFiles
 
 _METRICS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "mse": "mean squared error", "loss": "loss"}
@@ -25,7 +26,8 @@ _SHOWN_EVENTS = 20
 def final_figures(path: str | Path) -> dict[str, Any]:
     """The figures to publish: the mean of the last evaluations, and the best round by validation.
 
-    - `final`: every figure, averaged over the last `evaluation.last` evaluations.
+    - `final`: every figure, averaged over the last `evaluation.last` evaluations; those of cluster models on
+      planted distributions by what the models are for (`reports/centres.py`).
     - `evaluations`: the rounds of those evaluations.
     - `best_by_validation`: `round` and `figures` of the evaluation with the lowest size-weighted validation
       loss (the earliest of equals); None without a validation split. Never chosen on test data.
@@ -88,6 +90,7 @@ def figures_of(run: RunFiles) -> dict[str, Any]:
     last = evaluations[-count:]
     names = dict.fromkeys(name for row in last for name in row if name != "round")
     final = {name: mean for name in names if (mean := _mean(row.get(name) for row in last)) is not None}
+    final |= centre_figures(last)
     sizes = [row["cluster_sizes"] for row in run.metrics if "cluster_sizes" in row]
     seconds = [row["total"] for row in run.timings if "total" in row]
     return {

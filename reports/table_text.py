@@ -170,7 +170,9 @@ def latex(tables: Sequence[Table]) -> str:
     """booktabs tables, best bold and second underlined: one per problem, then all problems side by side."""
     parts = ["% needs \\usepackage{booktabs} and \\usepackage{graphicx}", ""]
     parts += [_latex(table) for table in tables]
-    comparable = [table for table in tables if any(row.group is not None for row in table.rows)]
+    comparable = [
+        table for table in tables if table.ranked and any(row.group is not None for row in table.rows)
+    ]
     if len(comparable) > 1:
         parts.append(_overview(comparable))
     return "\n".join(parts)
@@ -248,7 +250,7 @@ def as_csv(tables: Sequence[Table]) -> str:
 def _csv_cells(table: Table, row: TableRow, metric: Metric) -> list[object]:
     cell = row.cells[metric.name]
     printed = cell.published
-    values = {} if row.group is None else row.group.by_seed(metric.name)
+    values = row.by_seed(metric.name)
     shown = [table.title, row.label, row.clusters, metric.label, cell.mean, cell.std,
              " ".join(map(str, values)), " ".join(repr(metric.scale * value) for value in values.values()),
              cell.rank, cell.p, printed and printed.mean, printed and printed.std, printed and printed.where,

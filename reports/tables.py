@@ -7,13 +7,14 @@ import math
 import statistics
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from foundation.errors import UserError
 from foundation.registry import nearest
+from reports.centres import KINDS
 from reports.groups import Group, by_block, mean
-from reports.names import Metric, headline_metrics, metric
+from reports.names import Metric, headline_metrics, label_of, metric
 from reports.published import SOURCES, Published, deviations, published_for, rows_of
 from reports.significance import TESTS, holm, paired_p
 
@@ -57,6 +58,17 @@ class TableRow:
     costs: Mapping[str, float]
     note: str = ""
     group: Group | None = None
+    distribution: int | None = (
+        None  # of a row about one planted distribution: stands for `*` in a metric's name
+    )
+
+    def by_seed(self, name: str) -> dict[int, float]:
+        """Seed -> value of one of the table's metrics."""
+        if self.group is None:
+            return {}
+        return self.group.by_seed(
+            name if self.distribution is None else name.replace("*", str(self.distribution))
+        )
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,10 @@ class Table:
     metrics: Sequence[Metric]
     rows: Sequence[TableRow]
     notes: Sequence[str] = field(default_factory=tuple)
+    tuned: Metric | None = (
+        None  # the figure on validation data that ranks go by, instead of each column's own
+    )
+    ranked: bool = True  # rows compete with each other
 
     @property
     def has_published(self) -> bool:
@@ -76,7 +92,8 @@ class Table:
     @property
     def compares(self) -> bool:
         """Whether two rows have numbers, so that ranks mean something."""
-        return sum(any(cell.mean is not None for cell in row.cells.values()) for row in self.rows) > 1
+        with_numbers = sum(any(cell.mean is not None for cell in row.cells.values()) for row in self.rows)
+        return self.ranked and with_numbers > 1
 
     @property
     def tests(self) -> bool:
@@ -103,11 +120,13 @@ def build_tables(
     """
     if against is not None:
         against = _row_named(against, groups)
-    blocks = by_block(groups)
-    return [
-        _table(block or "trials that left no run", members, test, against, published, metrics)
-        for block, members in blocks.items()
-    ]
+    found = []
+    for block, members in by_block(groups).items():
+        title = block or "trials that left no run"
+        found.append(_table(title, members, test, against, published, metrics))
+        if not metrics:
+            found += _centres(title, members, published)
+    return found
 
 
 def _row_named(text: str, groups: Sequence[Group]) -> str:
@@ -130,12 +149,81 @@ def _table(
         id(group): published_for(group.config, group.clusters, table) for group in groups if group.config
     }
     metrics = _metrics(groups, printed, wanted)
+    tuned = next((by for group in groups if (by := group.tuned) is not None), None)
+    if tuned is not None:
+        metrics = [*(each for each in metrics if each.name != tuned.name), tuned]
     rows = [_row(group, metrics, printed.get(id(group), {})) for group in groups]
     if table is not None:
         rows += _not_run(groups, table, metrics, rows)
-    rows = _ranked(rows, metrics)
+    rows = _ranked(rows, metrics, tuned)
     rows, compared = _tested(rows, metrics, test, against)
-    return Table(title, metrics, rows, _notes(groups, rows, test, compared))
+    notes = _notes(groups, rows, test, compared)
+    if tuned is not None:
+        notes[1:1] = _chosen(rows, metrics[0], tuned)
+    return Table(title, metrics, rows, notes, tuned)
+
+
+def _chosen(rows: Sequence[TableRow], shown: Metric, tuned: Metric) -> list[str]:
+    """What tuning came to: the best setting of every method by validation data, and its test figure."""
+    notes = [f"Ranks go by {tuned.label}, in every column: what was tuned is never chosen on test data."]
+    best: dict[str, TableRow] = {}
+    for row in rows:
+        if row.group is not None and row.cells[tuned.name].rank is not None:
+            method = label_of(row.group.config)
+            if method not in best or row.cells[tuned.name].rank < best[method].cells[tuned.name].rank:  # type: ignore[operator]  # seen
+                best[method] = row
+    for row in best.values():
+        by, on_test = row.cells[tuned.name], row.cells[shown.name]
+        reached = f"{by.mean:.{tuned.digits}f}"
+        if on_test.mean is not None and shown.name != tuned.name:
+            reached += f"; {shown.label} on test data {on_test.mean:.{shown.digits}f}"
+        which = "" if row.clusters is None else f", K = {row.clusters}"
+        notes.append(f"Best by validation: {row.label}{which}, {tuned.label} {reached}.")
+    return notes
+
+
+def _centres(title: str, groups: Sequence[Group], table: tuple[str, str] | None) -> list[Table]:
+    """Every cluster model on every planted distribution, as FedSoft prints it: a row per distribution."""
+    rows: list[TableRow] = []
+    metrics: dict[str, Metric] = {}
+    for group in groups:
+        known = dict.fromkeys(name for run in group.finished.values() for name in run["final"])
+        for name in KINDS:
+            count = sum(key.startswith(f"{name}[") for key in known)
+            columns = [centre_column(name, served) for served in range(math.isqrt(count))]
+            printed = published_for(group.config, group.clusters, table) if columns else {}
+            metrics |= {each.name: each for each in columns}
+            for d in range(len(columns)):
+                cells = {}
+                for each in columns:
+                    own = each.name.replace("*", str(d))
+                    cell = _cell(group, own, each)
+                    cells[each.name] = replace(cell, published=printed.get(own))
+                label = f"{group.label} on distribution {d}"
+                rows.append(
+                    TableRow(label, group.clusters, tuple(sorted(group.finished)), cells, {}, "", group, d)
+                )
+    if not rows:
+        return []
+    rows = [replace(row, cells={name: row.cells.get(name, Cell()) for name in metrics}) for row in rows]
+    notes = _notes(groups, rows, "t", "")
+    notes.insert(1, "A row is a planted distribution, a column the cluster model that serves one of them: models are "
+                    "matched with distributions so that together they serve all of them best.")  # fmt: skip
+    return [
+        Table(
+            f"{title}: cluster models on planted distributions",
+            [*metrics.values()],
+            rows,
+            notes,
+            ranked=False,
+        )
+    ]
+
+
+def centre_column(name: str, served: int) -> Metric:
+    """The column of the cluster model that serves one distribution."""
+    plain = metric(name.replace("centre", "micro"))
+    return replace(plain, name=f"{name}[*,{served}]", label=f"model for {served}: {plain.label}")
 
 
 def _metrics(
@@ -152,7 +240,12 @@ def _metrics(
     found = headline_metrics(known) or [metric("micro_accuracy"), metric("micro_macro_f1")]
     have = {each.name for each in found}
     extra = dict.fromkeys(
-        name for each in printed.values() for name in each if name in known and name not in have
+        name
+        for each in printed.values()
+        for name in each
+        if name in known
+        and name not in have
+        and not name.startswith(tuple(KINDS))  # these have a table of their own
     )
     return found + [metric(name) for name in extra]
 
@@ -160,14 +253,16 @@ def _metrics(
 def _row(group: Group, metrics: Sequence[Metric], printed: Mapping[str, Published]) -> TableRow:
     cells = {}
     for each in metrics:
-        average, spread = group.mean(each.name), group.std(each.name)
-        cells[each.name] = Cell(
-            None if average is None else each.scale * average,
-            None if spread is None else each.scale * spread,
-            published=printed.get(each.name),
-        )
+        cells[each.name] = replace(_cell(group, each.name, each), published=printed.get(each.name))
     return TableRow(
         group.label, group.clusters, tuple(sorted(group.finished)), cells, costs(group), group.note, group
+    )
+
+
+def _cell(group: Group, name: str, shown: Metric) -> Cell:
+    average, spread = group.mean(name), group.std(name)
+    return Cell(
+        None if average is None else shown.scale * average, None if spread is None else shown.scale * spread
     )
 
 
@@ -190,14 +285,17 @@ def _not_run(
     ]
 
 
-def _ranked(rows: Sequence[TableRow], metrics: Sequence[Metric]) -> list[TableRow]:
-    """Rank 1 is the best mean; equal means share a rank."""
+def _ranked(
+    rows: Sequence[TableRow], metrics: Sequence[Metric], tuned: Metric | None = None
+) -> list[TableRow]:
+    """Rank 1 is the best mean, of the tuned figure in every column if there is one; equal means share a rank."""
     ranks: list[dict[str, int]] = [{} for _ in rows]
     for each in metrics:
-        values = {i: value for i, row in enumerate(rows) if (value := row.cells[each.name].mean) is not None
+        by = tuned or each
+        values = {i: value for i, row in enumerate(rows) if (value := row.cells[by.name].mean) is not None
                   and math.isfinite(value)}  # fmt: skip
         for i, value in values.items():
-            better = (other > value if each.higher_is_better else other < value for other in values.values())
+            better = (other > value if by.higher_is_better else other < value for other in values.values())
             ranks[i][each.name] = 1 + sum(better)
     return [
         _with(row, {name: {"rank": rank} for name, rank in found.items()})
@@ -235,8 +333,6 @@ def _tested(
 
 
 def _with(row: TableRow, changes: Mapping[str, Mapping[str, float]]) -> TableRow:
-    from dataclasses import replace
-
     cells = {name: replace(cell, **changes.get(name, {})) for name, cell in row.cells.items()}  # type: ignore[arg-type]
     return replace(row, cells=cells)
 

@@ -14,6 +14,7 @@ from scipy import stats
 from foundation.errors import UserError
 from reports.build import ReportRequest, build_report
 from reports.groups import Group, make_groups
+from reports.page import page
 from reports.published import deviations, find_table, method_names, published_for, published_results
 from reports.runs import find_trials
 from reports.significance import holm, paired_p
@@ -114,6 +115,124 @@ def test_only_finished_runs_count_and_the_others_say_why(tmp_path: Path) -> None
     print_tables(found, text)
     assert "  WeCFL" in text.getvalue().splitlines()  # nothing but its name
     assert "out of memory" in text.getvalue()
+
+
+def test_what_a_sweep_knows_of_a_run_that_was_stopped_or_lost(tmp_path: Path) -> None:
+    trials = []
+    for seed, (status, reason) in enumerate(
+        [
+            ("stopped", "stopped by asha after round 4"),
+            ("failed", "its process or node was lost"),
+            ("running", ""),
+        ]
+    ):
+        write_run(tmp_path / f"sweep/runs/{seed}", seed=seed, state="running")
+        trials.append(
+            {"group": "ifca", "seed": seed, "status": status, "reason": reason, "run": f"runs/{seed}"}
+        )
+    ((row,),) = (table.rows for table in tables([write_sweep(tmp_path / "sweep", trials)]))
+    assert row.note.split("; ") == [
+        "seed 0: stopped after 4 rounds (stopped by asha after round 4)",
+        "seed 1: failed after 4 rounds (its process or node was lost)",
+        "seed 2: running after 4 rounds",
+    ]
+
+
+def tuned_sweep(folder: Path, **settings: object) -> Path:
+    """Three rates, of two methods: IFCA's 0.1 is best on test data, its 0.2 on validation data."""
+    trials = []
+    points = [("ifca", 0.1, 0.9, 0.5), ("ifca", 0.2, 0.7, 0.6), ("fedavg", 0.3, 0.3, 0.4)]
+    for number, (method, rate, test, validation) in enumerate(points):
+        write_run(
+            folder / f"runs/{number}", method=method, accuracy=[test] * 4, config={"local": {"lr": rate}},
+            metrics={"validation_micro_accuracy": [validation] * 4, "validation_micro_loss": [validation] * 4},
+        )  # fmt: skip
+        trials.append({"group": f"{method} | local.lr={rate}", "run": f"runs/{number}"})
+    return write_sweep(folder, trials, settings)
+
+
+def test_what_was_tuned_is_ranked_by_validation_and_never_by_test(tmp_path: Path) -> None:
+    drawn = {"sampler": "random", "sample": {"local.lr": "uniform(0, 1)"}}
+    (table,) = tables([tuned_sweep(tmp_path / "drawn", **drawn)])
+    assert [each.name for each in table.metrics] == [
+        "micro_accuracy",
+        "micro_macro_f1",
+        "validation_micro_accuracy",
+    ]
+    for name in (each.name for each in table.metrics):
+        assert [row.cells[name].rank for row in table.rows] == [2, 1, 3]
+    assert table.rows[1].cells["validation_micro_accuracy"].mean == pytest.approx(60.0)
+    assert [note for note in table.notes if note.startswith("Best by validation")] == [
+        "Best by validation: IFCA (lr=0.2), accuracy (%) on validation data 60.00; accuracy (%) on test data 70.00.",
+        "Best by validation: FedAvg (lr=0.3), accuracy (%) on validation data 40.00; accuracy (%) on test data 30.00.",
+    ]
+    text = page("x", make_groups(find_trials([tmp_path / "drawn"])), [table], [], [])
+    assert "chosen on validation data, its test accuracy (%): IFCA (lr=0.2)" in text
+    by_loss = {**drawn, "metric": "validation_micro_loss"}
+    (table,) = tables([tuned_sweep(tmp_path / "loss", **by_loss)])
+    assert [row.cells["micro_accuracy"].rank for row in table.rows] == [2, 3, 1]
+    (table,) = tables([tuned_sweep(tmp_path / "max", **by_loss, mode="max")])
+    assert [row.cells["micro_accuracy"].rank for row in table.rows] == [2, 1, 3]
+    (table,) = tables([tuned_sweep(tmp_path / "grid")])  # compares, and chooses nothing
+    assert [row.cells["micro_accuracy"].rank for row in table.rows] == [1, 2, 3]
+    assert [each.name for each in table.metrics] == ["micro_accuracy", "micro_macro_f1"]
+
+
+FEDSOFT = {
+    "data": {"name": "synthetic", "sources": 2},
+    "partition": {"name": "mixture", "mixture": "10:90", "size_range": [100, 200]},
+    "clients": 100,
+    "local": {"optimizer": "adam"},
+}
+
+
+def test_cluster_models_stand_beside_fedsofts_by_what_they_are_for(tmp_path: Path) -> None:
+    """Two seeds that number their models differently; the paper's c1 serves theta_0, and its c0 theta_1."""
+    for seed, matrix in enumerate([[[70.0, 30.0], [20.0, 60.0]], [[40.0, 80.0], [70.0, 30.0]]]):
+        metrics = {"cluster_sizes": [[2, 2]] * 4, "centre_mse": [matrix] * 4}
+        write_run(tmp_path / f"{seed}", method="fedsoft", seed=seed, config=FEDSOFT, metrics=metrics)
+    main, centres = tables([tmp_path / "0", tmp_path / "1"], published=find_table("fedsoft:1"))
+    assert not main.has_published and not centres.compares
+    assert centres.title == f"{main.title}: cluster models on planted distributions"
+    assert [each.label for each in centres.metrics] == [
+        "model for 0: mean squared error",
+        "model for 1: mean squared error",
+    ]
+    got = [[(cell.mean, cell.published.mean if cell.published else None) for cell in row.cells.values()]
+           for row in centres.rows]  # fmt: skip
+    assert got == [[(35.0, 29.5), (75.0, 68.4)], [(65.0, 58.6), (25.0, 21.8)]]
+    assert centres.rows[0].by_seed("centre_mse[*,0]") == {0: 30.0, 1: 40.0}
+    lines = list(csv.DictReader(io.StringIO(as_csv([main, centres]))))
+    (line,) = [each for each in lines if each["method"] == "FedSoft on distribution 1"
+               and each["metric"].startswith("model for 1")]  # fmt: skip
+    assert (line["values"], line["published_mean"], line["rank"]) == ("20.0 30.0", "21.8", "")
+    assert latex([main, centres]).count(r"\begin{table}") == 2
+    assert any(note.startswith("Published: fedsoft-2022, Table 1 (Y. Ruan") for note in centres.notes)
+    assert not any("Not as published" in note for note in centres.notes)
+
+
+def test_every_published_number_has_a_run_that_leads_to_it() -> None:
+    """FedSoft's tables: no line of the file is out of reach."""
+    reached = set()
+    for method in ("fedsoft", "ifca", "fedem"):
+        for mixture in ("10:90", "30:70", "linear", "random"):
+            partition = {"name": "mixture", "mixture": mixture}
+            for data, clusters in (
+                ({"name": "synthetic", "sources": 2}, 2),
+                ({"name": "synthetic", "sources": 8}, 8),
+                ({"name": "emnist_cases", "rotations": 1}, 2),
+                ({"name": "emnist_cases", "rotations": 2}, 4),
+            ):
+                config = {"method": method, "data": data, "partition": partition}
+                for table in ("1", "2", "3", "4"):
+                    reached |= set(published_for(config, clusters, ("fedsoft-2022", table)).values())
+    printed = {each for each in published_results() if each.source == "fedsoft-2022"}
+    assert len(printed) == 130 and reached == printed
+    assert {each.metric.partition("[")[0] for each in printed} == {
+        "centre_mse", "centre_accuracy", "best_centre_accuracy", "train_macro_accuracy",
+    }  # fmt: skip
+    wrong = {"method": "fedsoft", "data": {"name": "synthetic", "sources": 4}, "partition": partition}
+    assert published_for(wrong, 2) == {}  # more planted models than centres
 
 
 def test_problems_are_tables_and_settings_that_differ_are_in_the_label(tmp_path: Path) -> None:

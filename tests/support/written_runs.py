@@ -60,10 +60,12 @@ def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
                              for value in row])  # fmt: skip
 
 
-def write_sweep(path: Path, trials: Sequence[Mapping[str, Any]]) -> Path:
+def write_sweep(
+    path: Path, trials: Sequence[Mapping[str, Any]], sweep: Mapping[str, Any] | None = None
+) -> Path:
     """`sweep.yaml` and `trials.csv`; a trial says its group, seed, status, reason and run, or leaves them out."""
     path.mkdir(parents=True, exist_ok=True)
-    (path / "sweep.yaml").write_text("sweep:\n  seeds: [0, 1]\n")
+    (path / "sweep.yaml").write_text(yaml.safe_dump({"sweep": {"seeds": [0, 1], **(sweep or {})}}))
     columns: dict[str, list[Any]] = {}
     for number, trial in enumerate(trials):
         full = {
