@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from actors.block import ClientBlock
 
 
+def _place() -> dict[str, Any]:
+    """The node and the placement group that this process was started in."""
+    group = ray.util.get_current_placement_group()
+    return {
+        "node": ray.get_runtime_context().get_node_id(),
+        "group": None if group is None else group.id.hex(),
+    }
+
+
 @ray.remote(max_restarts=0, max_task_retries=0)
 class ClientActor:
     """Hosts a block of clients around one LightningModule, on a share of a device.
@@ -55,7 +64,7 @@ class ClientActor:
             "device": self.device,
             "gpu_ids": ray.get_gpu_ids(),
             "clients": sorted(self.block.clients),
-            "node": ray.get_runtime_context().get_node_id(),
+            **_place(),
         }
 
 
@@ -119,4 +128,4 @@ class ServerActor:
 
     def about(self) -> dict[str, Any]:
         """Where this actor runs."""
-        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+        return {"pid": os.getpid(), **_place()}

@@ -30,10 +30,37 @@ def is_address(storage: str | Path) -> bool:
 
 
 def join(storage: str, *names: str) -> str:
-    """The address or path of something inside `storage`."""
+    """The address or path of something inside `storage`; options of an address stay behind it.
+
+    >>> join("s3://bucket/results/?region=here", "run", "report")
+    's3://bucket/results/run/report?region=here'
+    """
     if is_address(storage):
-        return "/".join([storage.rstrip("/"), *names])
+        path, mark, options = storage.partition("?")
+        return "/".join([path.rstrip("/"), *names]) + mark + options
     return str(Path(storage).expanduser().joinpath(*names))
+
+
+def name_of(address: str | Path) -> str:
+    """The last part of an address or path.
+
+    >>> name_of("s3://bucket/results/run?region=here"), name_of("runs/run/")
+    ('run', 'run')
+    """
+    path = str(address).partition("?")[0] if is_address(address) else str(address)
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def sibling(address: str, name: str) -> str:
+    """The address or path of something beside it.
+
+    >>> sibling("s3://bucket/results/run?region=here", "other")
+    's3://bucket/results/other?region=here'
+    """
+    if is_address(address):
+        path, mark, options = address.partition("?")
+        return f"{path.rstrip('/').rpartition('/')[0]}/{name}{mark}{options}"
+    return str(Path(address).with_name(name))
 
 
 def filesystem(address: str) -> tuple[Any, str]:
@@ -94,6 +121,16 @@ def read_text(address: str) -> str | None:
         return None
     except OSError as error:
         raise UserError(f"'{address}' cannot be read: {' '.join(str(error).split())}.") from error
+
+
+def remove_file(address: str) -> None:
+    """Remove a file that may be there."""
+    if not is_address(address):
+        Path(address).unlink(missing_ok=True)
+        return
+    system, path = filesystem(address)
+    with contextlib.suppress(FileNotFoundError):
+        system.delete_file(path)
 
 
 def _make_parent(system: Any, path: str) -> None:
@@ -177,7 +214,7 @@ def working_copy(address: str) -> Path:
     """The folder on this node in which a run of that address is written; the same for every process of a user."""
     digest = hashlib.blake2b(address.encode(), digest_size=6).hexdigest()
     root = Path(tempfile.gettempdir()) / f"archipelago-{os.getuid()}"
-    return root / f"{address.rstrip('/').rpartition('/')[2]}-{digest}"
+    return root / f"{name_of(address)}-{digest}"
 
 
 @contextlib.contextmanager
@@ -205,7 +242,9 @@ def local_copy(address: str | Path) -> Path:
     """A folder with what is at `address`, to be read; a folder is its own copy."""
     if not is_address(address):
         return Path(address).expanduser()
-    folder = working_copy(f"{address}#copy").with_name(f"copy-{working_copy(str(address)).name}")
+    # Called like the original: titles of reports are names of folders.
+    whole = working_copy(str(address))
+    folder = whole.with_name(f"copy-{whole.name}") / name_of(address)
     if not Mirror(folder, str(address)).fetch():
         raise UserError(f"There is nothing at '{address}': expected a run or a sweep.")
     return folder

@@ -19,7 +19,7 @@ from typing import Any
 from actors.cluster import connected
 from actors.placement import actor_count, capacity, fits
 from experiments.config import config_from_yaml, config_to_yaml
-from experiments.storage import filesystem, is_address, join, local_copy, read_text
+from experiments.storage import filesystem, is_address, join, local_copy, name_of, read_text
 from experiments.sweep_config import Sweep, Trial, with_label
 from experiments.sweep_directory import FAILED, FINISHED, OVER, RUNNING, STOPPED, SweepDirectory, absolute
 from experiments.sweep_view import SweepView
@@ -45,7 +45,11 @@ def run_sweep(sweep: Sweep, address: str, *, command: str | None = None, quiet: 
     address = absolute(address)
     directory = SweepDirectory.create(address, sweep)
     with contextlib.closing(directory):
-        _go_on(directory, command, quiet)
+        try:
+            _go_on(directory, command, quiet)
+        except UserError:  # refused before a trial began: the same command, mended, may have the name
+            directory.discard()
+            raise
     return address
 
 
@@ -70,8 +74,8 @@ def resume_sweep(address: str, *, quiet: bool = False) -> str:
 
 def _check_data(sweep: Sweep) -> None:
     """What only the data can say (is it there, does the network take it) is said before anything is started."""
+    from actors.node_data import forget, shared_federation
     from experiments.config import check_network
-    from federated_data import build_federation
 
     seen: set[str] = set()
     for label, config in sweep.combinations.items():
@@ -81,10 +85,11 @@ def _check_data(sweep: Sweep) -> None:
         seen.add(key)
 
         def try_it(config: ExperimentSettings = config) -> None:
-            federation = build_federation(config.data, config.partition, config.clients, config.seed)
+            federation, _ = shared_federation(config)
             check_network(config, federation.input_shape, federation.classes)
 
         with_label(try_it, label, len(sweep.combinations))
+    forget()  # the trials' own processes load what they need
 
 
 def _go_on(directory: SweepDirectory, command: str | None, quiet: bool) -> None:
@@ -93,7 +98,7 @@ def _go_on(directory: SweepDirectory, command: str | None, quiet: bool) -> None:
         if sweep.base.fleet.backend == "in_process":
             _one_after_the_other(directory, view, command)
             return
-        with connected(sweep.base.fleet, name=Path(directory.address).name) as where:
+        with connected(sweep.base.fleet, name=name_of(directory.address)) as where:
             view.note(f"{directory.address}: {sweep.planned} trials on {where}")
             _check_shared(directory.address)
             TuneSweep(directory, view, command).run()
@@ -103,8 +108,10 @@ def _go_on(directory: SweepDirectory, command: str | None, quiet: bool) -> None:
 
 
 def _one_after_the_other(directory: SweepDirectory, view: SweepView, command: str | None) -> None:
+    from actors.node_data import forget
     from experiments.sweep_trial import TrialRun, payload
 
+    forget()  # files may have changed since an earlier sweep of this process
     for trial in directory.sweep.trials():
         if directory.rows[trial.name].status in OVER:
             continue
@@ -259,13 +266,18 @@ class TuneSweep:
             raise KeyboardInterrupt  # Tune ended what it had started, and returned
 
     def _payload(self, trial: Trial, rooms: Mapping[str, Room]) -> dict[str, Any]:
-        from experiments.sweep_trial import payload
+        from experiments.sweep_trial import payload, values_now
 
         settings = self.sweep.settings
         room = rooms[trial.combination]
         if settings.scheduler == "pbt":  # every figure that is told may be followed by an exchange
             every = dataclasses.replace(trial.config.checkpoint, every=trial.config.evaluation.every)
-            trial = dataclasses.replace(trial, config=dataclasses.replace(trial.config, checkpoint=every))
+            trial = dataclasses.replace(
+                trial,
+                config=dataclasses.replace(trial.config, checkpoint=every),
+                # What Tune exchanges and hands back at the next pause is what it is told here.
+                values=values_now(self.directory.run_address(trial.name), trial.values),
+            )
         return payload(
             trial,
             self.directory.run_address(trial.name),

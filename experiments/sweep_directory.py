@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.run_directory import FolderLock
-from experiments.storage import is_address, join, read_text, write_text
+from experiments.storage import is_address, join, read_text, remove_file, write_text
 from experiments.sweep_config import Sweep, Trial, sweep_from
 from foundation.errors import UserError
 
@@ -127,6 +128,17 @@ class SweepDirectory:
         writer.writeheader()
         writer.writerows(asdict(row) for row in self.rows.values())
         write_text(join(self.address, "trials.csv"), text.getvalue())
+
+    def discard(self) -> None:
+        """Remove a sweep of which no trial has begun, so that its name is free again."""
+        self.close()
+        if any(row.run for row in self.rows.values()):
+            return
+        for name in ("sweep.yaml", "trials.csv", ".lock"):
+            remove_file(join(self.address, name))
+        if not is_address(self.address):
+            with contextlib.suppress(OSError):  # something else is in it
+                Path(self.address).rmdir()
 
     def close(self) -> None:
         """Let go of the lock."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import signal
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from actors.cluster import cluster_address, connected
+from actors.node_data import shared_federation
 from actors.placement import capacity
 from actors.session import InProcessSession
 from experiments.config import gpu_count
@@ -16,7 +20,6 @@ from experiments.progress import duration
 from experiments.sweep import Room, live_nodes, room_for
 from experiments.sweep_config import Sweep
 from experiments.sweep_directory import sweep_address
-from federated_data import build_federation
 from foundation.settings import ExperimentSettings
 
 CALIBRATED = 8  # combinations that are tried; the others are taken for their mean
@@ -96,14 +99,24 @@ def _at_a_time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mappin
 
 
 def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str, Room]) -> Rows:
-    """From two rounds of some combinations, run here: the second one is timed."""
+    """From three rounds of some combinations, run here."""
     began = time.monotonic()
     measured: dict[str, float] = {}
+    tried = 0
     step = max(1, len(sweep.combinations) // CALIBRATED)
     for label in list(sweep.combinations)[::step]:
-        if measured and time.monotonic() - began > BUDGET:
+        left = BUDGET - (time.monotonic() - began)
+        if left <= 0:
             break
-        measured[label] = seconds_per_round(sweep.combinations[label])
+        tried += 1
+        found = seconds_per_round(sweep.combinations[label], left)
+        if found is not None:
+            measured[label] = found
+    if not measured:
+        return [
+            ("calibrated", f"0 of {len(sweep.combinations)} combinations: {tried} tried, and stopped"),
+            ("one round", f"more than {duration(BUDGET / 3)} on this machine's CPU: too long to try here"),
+        ]
     mean = sum(measured.values()) / len(measured)
     per_trial = {
         label: measured.get(label, mean) * config.rounds / max(rooms[label].actors, 1)
@@ -114,8 +127,12 @@ def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str
     scheduled = (
         " at most: the scheduler stops some early" if sweep.settings.scheduler in ("asha", "median") else ""
     )
+    stopped = "" if tried == len(measured) else f"; {tried - len(measured)} took too long and was stopped"
     return [
-        ("calibrated", f"{len(measured)} of {len(sweep.combinations)} combinations, two rounds each"),
+        (
+            "calibrated",
+            f"{len(measured)} of {len(sweep.combinations)} combinations, three rounds each{stopped}",
+        ),
         (
             "seconds per round",
             f"{min(measured.values()):.2g} to {max(measured.values()):.2g} on this machine's CPU",
@@ -125,18 +142,54 @@ def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str
     ]
 
 
-def seconds_per_round(config: ExperimentSettings) -> float:
-    """How long the second round takes in this process, without a GPU."""
+def seconds_per_round(
+    config: ExperimentSettings, limit: float = BUDGET, clock: Callable[[], float] = time.perf_counter
+) -> float | None:
+    """How long a round takes in this process, without a GPU, its share of an evaluation included.
+
+    Of three rounds the first one warms up, the second is evaluated, the third is not. None after `limit` seconds.
+    """
     fleet = dataclasses.replace(
         config.fleet, backend="in_process", actors=None, clients_per_actor=None, gpus=0.0
     )
-    config = dataclasses.replace(config, fleet=fleet)
-    federation = build_federation(config.data, config.partition, config.clients, config.seed)
-    session = InProcessSession(make_plan(config, federation))
+    evaluation = dataclasses.replace(config.evaluation, every=2)
+    tried = dataclasses.replace(config, fleet=fleet, evaluation=evaluation, rounds=max(config.rounds, 4))
+    with contextlib.suppress(_TooLong), _at_most(limit):
+        federation, _ = shared_federation(tried)
+        session = InProcessSession(make_plan(tried, federation))
+        try:
+            session.run_round(1)
+            began = clock()
+            session.run_round(2)
+            evaluated = clock()
+            session.run_round(3)
+            plain = clock() - evaluated
+            return plain + max(evaluated - began - plain, 0.0) / config.evaluation.every
+        finally:
+            session.close()
+    return None
+
+
+class _TooLong(BaseException):
+    """What a calibration ends with that is not ready in time; no client's own failure."""
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise `_TooLong` inside after that time; only a program's main thread can be interrupted so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise _TooLong
+
+    before, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
+    others, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
     try:
-        session.run_round(1)
-        began = time.perf_counter()
-        session.run_round(2)
-        return time.perf_counter() - began
+        yield
     finally:
-        session.close()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if others:  # somebody else waits for this signal, too
+            signal.setitimer(signal.ITIMER_REAL, max(others - (time.monotonic() - began), 0.001))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -35,7 +36,7 @@ def scheduler_of(sweep: Sweep, rounds: int) -> TrialScheduler:
             grace_period=min(settings.grace, rounds), reduction_factor=settings.reduction,
         )  # fmt: skip
     if settings.scheduler == "median":
-        return MedianStoppingRule(
+        return Median(
             time_attr="training_iteration", metric=settings.metric, mode=mode, grace_period=settings.grace
         )
     if settings.scheduler == "pbt":
@@ -45,6 +46,22 @@ def scheduler_of(sweep: Sweep, rounds: int) -> TrialScheduler:
             hyperparam_mutations={"payload": {"values": {key: domain(key, text) for key, text in sweep.space.items()}}},
         )  # fmt: skip
     return FIFOScheduler()
+
+
+class Median(MedianStoppingRule):
+    """The median rule for trials that are stopped or go on: Tune's own pauses those it cannot judge yet.
+
+    A pause needs a state that is saved at that very round, and gains nothing here: whoever is paused has to be
+    finished anyway.
+    """
+
+    def _on_insufficient_samples(self, tune_controller: Any, trial: Any, time: float) -> str:
+        return TrialScheduler.CONTINUE
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """A trial that failed before its first figure has nothing to compare with."""
+        if self._metric in result:
+            super().on_trial_complete(tune_controller, trial, result)
 
 
 class Queue(Searcher):
@@ -148,7 +165,8 @@ def _in_short(error: Any) -> str:
         or any("ActorDiedError" in line or "RayActorError" in line for line in lines)
     ):
         return "its process or node was lost"
-    return lines[-1]
+    # The class of an exception says nothing to who reads a table.
+    return re.sub(r"^(\w+\.)*ActorsLost: ", "its actors were lost: ", lines[-1])
 
 
 class Study:

@@ -16,7 +16,7 @@ from ray import tune
 
 from actors.node_data import shared_federation
 from actors.reports import RoundReport
-from actors.session import Place
+from actors.session import ActorsLost, Place
 from experiments.checkpoints import checkpoints
 from experiments.choose_clusters import choose_clusters
 from experiments.config import check_network, config_from_yaml, config_to_yaml
@@ -24,7 +24,7 @@ from experiments.environment import describe_environment
 from experiments.figures_data import write_examples
 from experiments.run_directory import RunDirectory, is_run, read_status
 from experiments.runner import Drive
-from experiments.storage import Mirror, writable
+from experiments.storage import Mirror, join, name_of, read_text, sibling, writable
 from experiments.sweep_config import Trial, with_values
 from federated_data import Federation
 from foundation.errors import UserError
@@ -33,6 +33,7 @@ from foundation.settings import ExperimentSettings
 
 QUIET_SECONDS = 1.0  # rounds shorter than this are told together where nobody decides by them
 PATIENCE = 120.0  # seconds that a checkpoint may take to be written, or a killed process to be gone
+TRIES = 2  # times that actors are brought back where they were before Tune is asked for another place
 SHOWN = ("micro_accuracy", "micro_macro_f1", "micro_mse")
 FAILED = "failed"
 _SCHEDULE = "schedule.json"  # of a trial whose settings change on the way (PBT)
@@ -88,11 +89,19 @@ class TrialRun:
     # What Tune asks for ---------------------------------------------------------------------------------------
 
     def step(self) -> dict[str, Any]:
-        """Go on for a while; the result says how far the trial is. A failure is a result, not an exception."""
+        """Go on for a while; the result says how far the trial is. A failure is a result, not an exception.
+
+        Actors that cannot be brought back where they were are no failure of the trial: Tune is to begin it again
+        elsewhere, from its last checkpoint.
+        """
         try:
             if self._rounds is None:
                 self._begin()
             return self._told_again() or self._go_on()
+        except ActorsLost:
+            with contextlib.suppress(Exception):  # its files are let go of, whatever else is gone
+                self.close()
+            raise
         except Exception as error:  # whatever goes wrong in one trial must not stop the others
             return self._failure(error)
 
@@ -133,7 +142,7 @@ class TrialRun:
                     f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
                     for key, value in values.items()
                 )
-                donor = saved["address"].rstrip("/").rpartition("/")[2]
+                donor = name_of(saved["address"])
                 run.note(saved["round"], f"Took over the state of {donor}; goes on with {shown}.")
             schedule = [entry for entry in _schedule(path) if entry["round"] <= saved["round"]]
             schedule.append({"round": saved["round"], "values": dict(values)})
@@ -239,7 +248,9 @@ class TrialRun:
 
 def _fleet(config: ExperimentSettings, actors: int) -> Any:
     if actors:
-        return dataclasses.replace(config.fleet, backend="ray")
+        # After that the place itself may be gone, and Tune finds another one.
+        restarts = min(config.fleet.restarts, TRIES)
+        return dataclasses.replace(config.fleet, backend="ray", restarts=restarts)
     return dataclasses.replace(config.fleet, backend="in_process", actors=None, clients_per_actor=None)
 
 
@@ -266,6 +277,13 @@ def told_rows(path: Path, metric: str | None) -> list[dict[str, Any]]:
     return rows
 
 
+def values_now(address: str, drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a trial goes on with: those it took over last, those that were drawn if it took over none."""
+    text = read_text(join(address, _SCHEDULE))
+    schedule = json.loads(text) if text is not None else []
+    return dict(schedule[-1]["values"]) if schedule else dict(drawn)
+
+
 def _schedule(path: Path) -> list[dict[str, Any]]:
     file = path / _SCHEDULE
     return json.loads(file.read_text()) if file.is_file() else []
@@ -287,9 +305,15 @@ class TuneTrial(tune.Trainable):
     """Ray Tune's side of a trial; its process is used again for the next one."""
 
     _trial_run: TrialRun | None = None
+    _first = ""
+
+    def __repr__(self) -> str:
+        """What Ray's dashboard and logs call the process: Ray asks once, and it may run other trials later."""
+        return f"trials-from-{self._first}" if self._first else "trials"
 
     def setup(self, config: dict[str, Any]) -> None:
         """Nothing is begun before the first step: a state may still be handed over."""
+        self._first = str(self.trial_name)
         self._prepare(config)
 
     def _prepare(self, config: dict[str, Any]) -> None:
@@ -298,8 +322,7 @@ class TuneTrial(tune.Trainable):
         config = config["payload"]
         given = {key: value for key, value in config.items() if key not in ("trial", "address", "bundles")}
         # Under PBT a config may be another trial's; the name is this one's own.
-        address = f"{config['address'].rpartition('/')[0]}/{self.trial_name}"
-        self._trial_run = TrialRun(address, **given)
+        self._trial_run = TrialRun(sibling(config["address"], str(self.trial_name)), **given)
 
     def step(self) -> dict[str, Any]:
         """Some rounds."""

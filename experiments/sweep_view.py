@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 import statistics
 import sys
 import time
@@ -10,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from experiments.progress import duration, is_terminal
+from experiments.storage import join, read_text
 from experiments.sweep_directory import FAILED, OVER, RUNNING, Row, SweepDirectory
 
 if TYPE_CHECKING:
@@ -31,19 +35,23 @@ class SweepView:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rows = directory.rows
+        self._directory, self._rows = directory, directory.rows
         self._planned = directory.sweep.planned
         self._quiet, self._clock = quiet, clock
         self._stream = sys.stdout if stream is None else stream
         self._live: Any = None
         self._figures: dict[str, dict[str, float]] = {}  # trial -> last figures
         self._share: dict[str, float] = {}  # trial -> part of its rounds that is done
-        self._before = 0.0  # what was done when this process began, in trials
+        self._earlier: set[str] = set()  # trials that were over when this process began
+        self._begun: dict[str, float] = {}  # group -> when this process began with it
         self._began = self._last_line = clock()
 
     def __enter__(self) -> SweepView:
-        self._share = {name: 1.0 for name, row in self._rows.items() if row.status in OVER}
-        self._before = sum(self._share.values())
+        self._earlier = {name for name, row in self._rows.items() if row.status in OVER}
+        self._share = dict.fromkeys(self._earlier, 1.0)
+        for name in self._earlier:
+            if figures := last_figures(self._directory.run_address(name)):
+                self._figures[name] = figures
         self._began = self._last_line = self._clock()
         if not self._quiet and is_terminal(self._stream):
             from rich.console import Console
@@ -74,6 +82,7 @@ class SweepView:
     def started(self, trial: str) -> None:
         """A trial is under way."""
         self._share.setdefault(trial, 0.0)
+        self._begun.setdefault(self._rows[trial].group, self._clock())
 
     def update(self, trial: str, result: Mapping[str, Any]) -> None:
         """A trial has come further."""
@@ -103,29 +112,35 @@ class SweepView:
     def _left(self) -> int:
         return self._planned - sum(row.status in OVER for row in self._rows.values())
 
-    def time_left(self) -> str:
-        """How long the rest takes at the pace so far; empty before anything is done."""
-        done = sum(abs(share) for share in self._share.values())
-        gained = done - self._before
+    def time_left(self, group: str | None = None) -> str:
+        """How long the rest of the sweep, or of a group, takes at its pace so far; empty before anything is done."""
+        members = [name for name, row in self._rows.items() if group is None or row.group == group]
+        began = self._began if group is None else self._begun.get(group, self._began)
+        planned = self._planned if group is None else len(members)
+        done = sum(abs(self._share.get(name, 0.0)) for name in members)
+        gained = done - sum(name in self._earlier for name in members)
         if gained <= 0:
             return ""
-        return f"{duration((self._clock() - self._began) * max(self._planned - done, 0.0) / gained)} left"
+        return f"{duration((self._clock() - began) * max(planned - done, 0.0) / gained)} left"
 
-    def group_line(self, group: str) -> tuple[str, str]:
-        """(how many of a group's trials are over, its figures so far)."""
+    def group_line(self, group: str) -> tuple[str, str, str]:
+        """(how many of a group's trials are over, how much of all their rounds is done, its figures so far)."""
         members = [row for row in self._rows.values() if row.group == group]
         over = sum(row.status in OVER for row in members)
+        done = sum(abs(self._share.get(row.trial, 0.0)) for row in members) / len(members)
         figures = []
         for name, label in FIGURES.items():
             values = [
-                self._figures[row.trial][name] for row in members if name in self._figures.get(row.trial, {})
+                self._figures[row.trial][name]
+                for row in members
+                if row.status != FAILED and name in self._figures.get(row.trial, {})
             ]
             if values:
                 figures.append(f"{label} {mean_and_std(values)}")
-        return f"{over}/{len(members)}", "  ".join(figures)
+        return f"{over}/{len(members)}", f"{math.floor(100 * done)}%", "  ".join(figures)
 
     def _line(self, row: Row) -> str:
-        seeds, figures = self.group_line(row.group)
+        seeds, _, figures = self.group_line(row.group)
         done = sum(each.status in OVER for each in self._rows.values())
         width = len(str(self._planned))
         parts = [f"{done:>{width}}/{self._planned}", row.group, f"({seeds} seeds)", figures, self.time_left()]
@@ -137,16 +152,26 @@ class SweepView:
         done = sum(row.status in OVER for row in self._rows.values())
         table = Table(box=None, pad_edge=False, title=f"{done}/{self._planned} trials  {self.time_left()}")
         table.title_justify = "left"
-        for name in ("group", "done", "so far"):
+        for name in ("group", "seeds", "rounds", "so far", ""):
             table.add_column(name, no_wrap=name != "group")
         groups = list(dict.fromkeys(row.group for row in self._rows.values()))
         busy = [g for g in groups if any(r.status == RUNNING for r in self._rows.values() if r.group == g)]
         room = 40  # groups; the rest is counted
         for group in groups if len(groups) <= room else busy[:room]:
-            table.add_row(group, *self.group_line(group))
+            over = all(row.status in OVER for row in self._rows.values() if row.group == group)
+            table.add_row(group, *self.group_line(group), "" if over else self.time_left(group))
         if len(groups) > room:
             table.caption = f"and {len(groups) - len(busy[:room])} more groups"
         return table
+
+
+def last_figures(address: str) -> dict[str, float]:
+    """The figures of the last evaluation of a run, wherever it is kept; empty if there was none."""
+    text = read_text(join(address, "metrics.csv"))
+    for row in reversed(list(csv.DictReader(io.StringIO(text or "")))):
+        if found := {name: float(row[name]) for name in FIGURES if row.get(name)}:
+            return found
+    return {}
 
 
 def mean_and_std(values: list[float]) -> str:

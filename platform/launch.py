@@ -50,7 +50,8 @@ Usage
                                                                    and sweeps; options are out=FOLDER,
                                                                    table=3.1 (published), test=t or wilcoxon,
                                                                    against=METHOD, metrics=NAME,NAME,
-                                                                   figures=no
+                                                                   figures=no, yes or all (of more than 80
+                                                                   figures, `yes` draws those of one run)
   python -m platform.launch choose-clusters [setting=value ...]    try several numbers of clusters
   python -m platform.launch data list [data.root=FOLDER]           which data sets are here
   python -m platform.launch data fetch NAME [data.root=FOLDER]     download one
@@ -317,22 +318,30 @@ def _show_results(path: Path, address: str) -> None:
     from reports.summary import print_table
 
     print_table(path)
-    print(f"Report: {_report(path, address).folder / 'report.html'}")
+    print(f"Report: {_report(path, address)[1]}")
     print(f"Results: {address} (summary.md tells what is in it)")
 
 
-def _report(folder: Path, address: str) -> Report:
-    """The report of a run or a sweep whose files are in `folder`, kept with it where it is stored.
+def _report(folder: Path, address: str) -> tuple[Report, str]:
+    """The report of a run or a sweep whose files are in `folder`, kept with it where it is stored; and where.
 
     Without PNG and SVG files, which take longest: the command `report` makes them at any time.
     """
-    from experiments.storage import Mirror, is_address, join
+    from experiments.storage import join
     from reports.build import ReportRequest, build_report
 
     built = build_report(ReportRequest([str(folder)], figures="no"))
-    if is_address(address):
-        Mirror(built.folder, join(address, "report")).push()
-    return built
+    return built, _kept(built, join(address, "report"))
+
+
+def _kept(built: Report, folder: str) -> str:
+    """Where the page of a report is that belongs into `folder`: sent there if that is in an object store."""
+    from experiments.storage import Mirror, is_address, join
+
+    if not is_address(folder):
+        return str(built.folder / "report.html")
+    Mirror(built.folder, folder).push()
+    return join(folder, "report.html")
 
 
 def _show_sweep(address: str, demonstration: bool = False) -> None:
@@ -341,25 +350,39 @@ def _show_sweep(address: str, demonstration: bool = False) -> None:
     from experiments.sweep_directory import read_rows
     from reports.table_text import print_tables
 
-    built = _report(local_copy(address), address)
+    built, page = _report(local_copy(address), address)
     print_tables(built.tables, sys.stdout)
-    for row in read_rows(address):
+    rows = read_rows(address)
+    for row in rows:
         if row.status == "failed":
             print(f"Failed: {row.trial}: {row.reason}")
-    print(f"Report: {built.folder / 'report.html'}")
+    print(f"Report: {page}")
     print(f"Results: {address}")
+    if rows and all(row.status == "failed" for row in rows):
+        every = "its only trial" if len(rows) == 1 else f"all {len(rows)} trials"
+        raise _Stopped(1, f"Failed: {every}, each for the reason above. {_way_on(address)}")
     if demonstration:
         print(NEXT)
 
 
 def report(request: Request) -> None:
     """Tables, figures and one HTML file of runs and sweeps."""
+    from experiments.storage import is_address, join, local_copy, working_copy
     from reports.build import ReportRequest, build_report
     from reports.table_text import print_tables
 
-    built = build_report(ReportRequest.parse(request.words))
+    addresses = [word for word in request.words if is_address(word) and "=" not in word.partition("://")[0]]
+    asked = ReportRequest.parse(
+        [str(local_copy(word)) if word in addresses else word for word in request.words]
+    )
+    into = asked.out
+    if is_address(into):
+        asked.out = str(working_copy(into))
+    elif addresses and len(asked.paths) == 1 and not into:
+        into = join(addresses[0], "report")
+    built = build_report(asked)
     print_tables(built.tables, sys.stdout)
-    print(f"Report: {built.folder / 'report.html'} (beside it: tables, and figures/ for papers)")
+    print(f"Report: {_kept(built, into)} (beside it: tables, and figures/ for papers)")
 
 
 class _Stopped(Exception):

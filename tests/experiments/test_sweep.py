@@ -7,14 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray.tune.experiment import Trial as TunesTrial
 
 from actors.placement import Node
+from actors.reports import RoundReport
+from actors.session import ActorsLost, InProcessSession
+from experiments.run_directory import read_status
 from experiments.runner import run_experiment
 from experiments.storage import Mirror, join, local_copy, read_text, write_text
-from experiments.sweep import resume_sweep, room_for, run_sweep
-from experiments.sweep_directory import SweepDirectory, read_rows
-from experiments.sweep_dry import describe
-from experiments.sweep_trial import TrialRun, payload
+from experiments.sweep import Room, TuneSweep, resume_sweep, room_for, run_sweep
+from experiments.sweep_directory import SweepDirectory, is_sweep, read_rows
+from experiments.sweep_dry import describe, seconds_per_round
+from experiments.sweep_search import scheduler_of
+from experiments.sweep_trial import TrialRun, payload, values_now
 from experiments.sweep_view import SweepView
 from foundation.errors import UserError
 from tests.support import killers
@@ -119,6 +124,9 @@ def test_a_state_is_taken_over_with_other_values(tmp_path: Path) -> None:
     resumed = TrialRun(
         str(tmp_path / "bad"), given["settings"], {"local.lr": 0.001}, metric="micro_loss", watched=True
     )
+    # Tune is told these values too, or it would hand back the first ones after the next pause.
+    assert values_now(str(tmp_path / "bad"), {"local.lr": 0.001}) == {"local.lr": 0.1}
+    assert values_now(str(tmp_path / "good"), {"local.lr": 0.2}) == {"local.lr": 0.2}
     assert resumed.step()["round"] == 3  # told again
     assert resumed.step()["micro_loss"] == good.step()["micro_loss"]
     for run in (good, resumed):
@@ -127,6 +135,64 @@ def test_a_state_is_taken_over_with_other_values(tmp_path: Path) -> None:
         "Took over the state of good; goes on with local.lr=0.1."
         in (tmp_path / "bad/events.jsonl").read_text()
     )
+
+
+def test_a_resumed_population_is_told_the_values_it_had_come_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.sweep.live_nodes", lambda: [NODE])
+    drawn = ("sweep.sample.local.lr=uniform(0.01,0.1)", "sweep.sampler=random", "sweep.samples=2")
+    population = ("method=fedavg", "sweep.scheduler=pbt", "partition.validation=0.2")
+    directory = SweepDirectory.create(str(tmp_path / "sweep"), sweep_of(tmp_path, *population, *drawn))
+    tuned = TuneSweep(directory, SweepView(directory, quiet=True), None)
+    moved, still = directory.sweep.trials()
+    write_text(
+        join(directory.run_address(moved.name), "schedule.json"),
+        '[{"round": 2, "values": {"local.lr": 0.5}}, {"round": 4, "values": {"local.lr": 0.7}}]',
+    )
+    rooms = {moved.combination: Room([{"CPU": 1.0}], 0)}
+    assert tuned._payload(moved, rooms)["values"] == {"local.lr": 0.7}
+    assert tuned._payload(still, rooms)["values"] == still.values
+    directory.close()
+
+
+def test_the_median_rule_never_pauses_a_trial(tmp_path: Path) -> None:
+    """Tune's own rule does, where trials wait that it cannot compare with yet; here a pause could not be saved."""
+    tuned = ("sweep.scheduler=median", "sweep.grace=2", "partition.validation=0.2", "sweep.seeds=[0]")
+    drawn = ("sweep.sample.local.lr=uniform(0.01,0.1)", "sweep.sampler=random", "sweep.samples=4")
+    rule = scheduler_of(sweep_of(tmp_path, "method=fedavg", *tuned, *drawn), rounds=6)
+    trials = {name: TunesTrial("none", stub=True) for name in "abcdez"}
+
+    def tell(trial: str, round: int, value: float) -> str:
+        result = {"training_iteration": round, "validation_micro_accuracy": value}
+        return rule.on_trial_result(None, trials[trial], result)  # type: ignore[arg-type]  # it asks nobody else
+
+    assert [tell("a", round, 0.5) for round in (1, 2, 3)] == ["CONTINUE"] * 3
+    rule.on_trial_complete(None, trials["z"], {"training_iteration": 6})  # type: ignore[arg-type]  # failed at once
+    assert [tell(trial, 3, 0.5) for trial in ("b", "c")] == ["CONTINUE"] * 2
+    assert (tell("d", 3, 0.6), tell("e", 3, 0.4)) == ("CONTINUE", "STOP")  # three to compare with
+
+
+def test_a_trial_that_lost_its_actors_is_handed_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a failure of the trial: Tune begins it again, where there is room."""
+    (trial,) = sweep_of(tmp_path, "method=fedavg", "sweep.seeds=[0]", "rounds=3", "fleet.restarts=0").trials()
+    given = {key: value for key, value in payload(trial, str(tmp_path / "run")).items() if key != "trial"}
+    run_round = InProcessSession.run_round
+
+    def lost(session: InProcessSession, round: int) -> RoundReport:
+        if round == 2:
+            raise ActorsLost("a node went away")
+        return run_round(session, round)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcessSession, "run_round", lost)
+        with pytest.raises(ActorsLost, match="a node went away"):
+            TrialRun(**given).step()
+    assert read_status(tmp_path / "run").state == "interrupted"
+    again = TrialRun(**given)
+    while not (result := again.step())["done"]:
+        pass
+    assert (result["state"], result["round"]) == ("finished", 3)
 
 
 # Where clients live -------------------------------------------------------------------------------------------
@@ -195,14 +261,50 @@ def test_the_view_on_a_terminal_is_a_table_of_groups(tmp_path: Path, monkeypatch
     monkeypatch.setenv("COLUMNS", "100")
     sweep = sweep_of(tmp_path, HERE, "sweep.methods=[fedavg,ifca]", "sweep.seeds=2")
     directory, stream = SweepDirectory.create(str(tmp_path / "sweep"), sweep), Terminal()
-    with SweepView(directory, stream=stream) as view:
+    now = [0.0]
+    with SweepView(directory, stream=stream, clock=lambda: now[0]) as view:
         view.note("hello")
+        now[0] = 90.0
+        for trial in ("ifca-seed0", "ifca-seed1"):
+            view.started(trial)
+        now[0] = 120.0  # the group's own pace: three quarters in half a minute
         directory.set("ifca-seed1", "finished")
         view.update("ifca-seed1", {"round": 4, "rounds": 4, "shown": {"micro_accuracy": 0.25}, "done": True})
+        view.update("ifca-seed0", {"round": 2, "rounds": 4, "shown": {"micro_accuracy": 0.75}})
     directory.close()
     last = stream.getvalue()
-    assert "hello" in last and "1/4 trials" in last
-    assert "accuracy 0.2500" in last and "fedavg" in last and "1/2" in last
+    assert "hello" in last and "1/4 trials" in last and "3:20 left" in last
+    (line,) = [line for line in last.splitlines() if "accuracy 0.5000" in line]
+    assert line.split() == ["ifca", "1/2", "75%", "accuracy", "0.5000", "±", "0.3536", "10", "s", "left"]
+    assert any(line.split() == ["fedavg", "0/2", "0%"] for line in last.splitlines())
+
+
+def test_the_view_of_a_resumed_sweep_knows_what_was_there(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, HERE, "sweep.methods=[ifca]", "sweep.seeds=2")
+    directory, now = SweepDirectory.create(str(tmp_path / "sweep"), sweep), [0.0]
+    metrics = "round,micro_accuracy\n1,0.25\n2,0.5\n3,\n"
+    write_text(join(directory.run_address("ifca-seed0"), "metrics.csv"), metrics)
+    directory.set("ifca-seed0", "finished")
+    with SweepView(directory, quiet=True, clock=lambda: now[0]) as view:
+        assert view.group_line("ifca") == ("1/2", "50%", "accuracy 0.5000") and view.time_left() == ""
+        view.started("ifca-seed1")
+        now[0] = 30.0
+        view.update("ifca-seed1", {"round": 1, "rounds": 4, "shown": {"micro_accuracy": 0.7}})
+        assert view.group_line("ifca") == ("1/2", "62%", "accuracy 0.6000 ± 0.1414")
+        assert view.time_left() == view.time_left("ifca") == "1:30 left"
+    directory.close()
+
+
+def test_a_sweep_that_was_refused_leaves_its_name_free(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, HERE, "method=ifca", "sweep.seeds=2")
+    for place in (str(tmp_path / "sweep"), (tmp_path / "store/sweep").as_uri()):
+        directory = SweepDirectory.create(place, sweep)
+        directory.discard()
+        directory = SweepDirectory.create(place, sweep)
+        directory.set("ifca-seed0", "running")
+        directory.discard()  # one has begun: it stays
+        assert is_sweep(place)
+    assert [path.name for path in (tmp_path / "sweep").iterdir()] != []
 
 
 def test_a_dry_run_says_trials_resources_and_time(tmp_path: Path) -> None:
@@ -211,8 +313,29 @@ def test_a_dry_run_says_trials_resources_and_time(tmp_path: Path) -> None:
     trials, resources, seconds = parts
     assert trials == "6 trials: 2 combinations x 3 seeds ([0, 1, 2])"
     assert list(parts[trials]) == ["fedavg", "ifca"] and parts[resources]["trials at a time"] == "1"
-    assert parts[seconds]["calibrated"] == "2 of 2 combinations, two rounds each"
+    assert parts[seconds]["calibrated"] == "2 of 2 combinations, three rounds each"
     assert not list(tmp_path.iterdir())  # nothing was written
+
+
+def test_calibration_counts_evaluations_as_often_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round takes 10 s, an evaluation 4 more; and nobody waits longer than the budget."""
+    now, limit = [0.0], 1000.0
+    run_round = InProcessSession.run_round
+
+    def slow(session: InProcessSession, round: int) -> RoundReport:
+        report = run_round(session, round)
+        now[0] += 14.0 if "micro_accuracy" in report.metrics else 10.0
+        return report
+
+    monkeypatch.setattr(InProcessSession, "run_round", slow)
+    seconds = [seconds_per_round(config_of(f"evaluation.every={n}", "rounds=40"), limit, lambda: now[0])
+               for n in (1, 4)]  # fmt: skip
+    assert seconds == [14.0, 11.0]
+
+
+def test_calibration_ends_when_its_time_is_up() -> None:
+    config = config_of("rounds=40", "local.steps=1000000")  # a round of hours
+    assert seconds_per_round(config, limit=0.5) is None
 
 
 # Object stores ------------------------------------------------------------------------------------------------

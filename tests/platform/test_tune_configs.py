@@ -35,7 +35,7 @@ def sweep_of(name: str, *overrides: str) -> Sweep:
 
 def test_every_published_table_has_a_file_and_a_small_twin() -> None:
     there = {path.stem for path in FOLDER.glob("*.yaml")}
-    assert there == {*TABLES, *SMALL, *OTHERS, "demo", "comparison"}
+    assert there == {*TABLES, *SMALL, *OTHERS, "demo", "comparison", "tuning"}
 
 
 @pytest.mark.parametrize("name", [*TABLES, *SMALL, *OTHERS])

@@ -186,7 +186,7 @@ def another_node(
     ]  # fmt: skip
     if root is not None:
         command += ["--temp-dir", str(root / "t")]
-        for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
+        for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "ARCHIPELAGO_CACHE"):
             (root / name).mkdir(parents=True)
             environment[name] = str(root / name)
     if hidden is not None:
