@@ -25,6 +25,7 @@ from experiments.runner import resume, run_experiment
 from tests.support import killers
 from tests.support.clusters import ROOT, another_node, family, head_node, short_folder, still_alive
 from tests.support.experiments import TINY, config_of
+from tests.support.methods import compositions
 from tests.support.runs import assert_equal_runs, events
 
 pytestmark = pytest.mark.ray
@@ -267,3 +268,15 @@ def test_every_method_through_every_kill(
     assert_equal_runs(killed, undisturbed(tmp_path, *settings))
     assert len(lost(killed)) == 1
     assert ray.is_initialized()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", compositions())
+def test_every_method_survives_the_loss_of_a_client_actor(
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(actors.ray_actors, "ServerActor", killers.MurderousServer)
+    settings = (*SETTINGS, f"method={method}", "participation.fraction=0.75")
+    killed = run_and_kill(tmp_path, "client-before-commit", 0, *settings, "fleet.actors=2")
+    assert_equal_runs(killed, undisturbed(tmp_path, *settings))
+    assert len(lost(killed)) == 1
