@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from foundation.errors import UserError
 from foundation.settings import FleetSettings
+from foundation.signals import ended_in_order
 
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
@@ -48,30 +47,10 @@ def connected(fleet: FleetSettings, name: str | None = None) -> Iterator[str]:
         where = f"the Ray cluster at {address}"
     try:
         dashboard = _dashboard()
-        with _ended_in_order():
+        with ended_in_order():  # Ray's own handler of SIGTERM, which `ray.init` installs, aborts the process
             yield where + (f", dashboard http://{dashboard}" if dashboard else "")
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """SIGTERM (`ray job stop`, a scheduler's time limit) leaves through `finally`, as Ctrl-C does.
-
-    Ray's own handler, which `ray.init` installs, aborts the process.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _end(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
 
 
 def _not_connected(address: str, error: Exception) -> str:

@@ -53,7 +53,7 @@ class NodeFederations:
     def get(self, data: DataSettings, partition: PartitionSettings, clients: int, seed: int) -> Any:
         """[the rest of the federation, its samples, its labels], as `put` answered for each."""
         PARTITIONS.find(partition.name)  # a wrong name is told before a large data set is read
-        key = repr((data, partition, clients, seed))
+        key = repr((data, partition, clients, seed, _content(data)))
         if key not in self._federations:
             self._federations[key] = self._made(key, data, partition, clients, seed)
         self._federations.move_to_end(key)
@@ -79,7 +79,7 @@ class NodeFederations:
     def _loaded(self, data: DataSettings, seed: int) -> tuple[str, _Held]:
         """The data set, whatever is done to it afterwards; its samples are those that are shared."""
         plain = dataclasses.replace(data, **{name: getattr(DataSettings(), name) for name in _SHIFTS})
-        key = repr((plain, seed if DATASETS.find(data.name).seeded else None))
+        key = repr((plain, seed if DATASETS.find(data.name).seeded else None, _content(data)))
         if key not in self._datasets:
             dataset = load_dataset(plain, seed)
             self.loaded.append(key)
@@ -107,6 +107,12 @@ class NodeFederations:
     def about(self) -> tuple[list[str], list[str]]:
         """(data sets that were read here, federations that were made here), in order."""
         return self.loaded, self.built
+
+
+def _content(data: DataSettings) -> str | None:
+    """What tells arrays from others that had their name before."""
+    content = DATASETS.find(data.name).content
+    return None if content is None else content()
 
 
 def _size(*arrays: Any) -> int:

@@ -792,11 +792,12 @@ def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], clas
             "numbers is 1 or -1 and teaches nothing; use con.form=para."
         )
     if config.model.target is not None:
-        if config.model.head:  # a wrong name in it can only be seen in the module itself
-            from lightning_modules.base import build_module
+        from lightning_modules.base import build_module
 
-            build_module(config.model, config.local, input_shape, classes, config.seed)
-        return  # a module of the user's own may do with the samples what it likes
+        # Whether it can be made, and has what model.head names, only the module itself can say; what it does with
+        # the samples is its own affair.
+        build_module(config.model, config.local, input_shape, classes, config.seed)
+        return
     import torch
 
     from lightning_modules.networks import NETWORKS, default_network

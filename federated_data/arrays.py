@@ -2,65 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from federated_data.datasets import DATASETS, Array, Dataset, DataSource, hold_out, kind
+from federated_data.kept import content_of, keep, kept_at, kept_content, read_kept
 from foundation.errors import UserError
 from foundation.randomness import generator
 from foundation.settings import DataSettings
 
+Pair = tuple[Any, Any]
 
-def use_arrays(
-    name: str,
-    train: tuple[Any, Any],
-    test: tuple[Any, Any] | None = None,
-    *,
-    owners: tuple[Any, Any] | Any = None,
-) -> None:
-    """Make a pair of arrays (x, y) available as `data=NAME` in this process.
+
+def use_arrays(name: str, train: Pair, test: Pair | None = None, *, owners: Any = None) -> None:
+    """Make a pair of arrays (x, y) available as `data=NAME`:
+
+        use_arrays("mine", (x, y))
 
     Without `test`, `data.test_fraction` of each class (of each owner, where there are owners) is held out.
-    `owners` says who each sample belongs to: one array, or one for each part. What x and y may be: see
-    `from_arrays`. Giving a name again replaces its arrays.
-
-    >>> use_arrays("mine", (np.zeros((8, 5, 5), np.uint8), np.arange(8) % 2))
-    >>> DATASETS.find("mine")(DataSettings(test_fraction=0.25), 0).x_test.shape
-    (2, 1, 5, 5)
+    `owners` says who each sample belongs to, by numbers or names: one array, or one for each part. What x and y may
+    be: see `from_arrays`. A copy is kept in the cache (`kept.py`), where other processes find it by its name: the
+    trials of a sweep, `resume`, the command line. Giving a name again replaces its arrays.
     """
     if name in DATASETS and "arrays given" not in DATASETS[name].about:
         raise UserError(
             f"Expected a name of your own for the arrays, got '{name}': it is a data set already."
         )
-
-    def load(settings: DataSettings, seed: int) -> Dataset:
-        parts, whose = _split(train, test, owners, settings)
-        return from_arrays(name, parts, where=f"Data set '{name}'", owners=whose)
-
+    arrays = _given(f"Data set '{name}'", train, test, owners)
+    keep(name, arrays)
     DATASETS.remove(name)
+    content = content_of(arrays)
+    _register(name, lambda: arrays, "in this process", lambda: content)
+
+
+def find_kept(name: str) -> None:
+    """Register the arrays that another process has kept under this name, if there are any."""
+    if name not in DATASETS and kept_at(name) is not None:
+        _register(name, lambda: read_kept(name), str(kept_at(name)), lambda: kept_content(name))
+
+
+def _register(
+    name: str, arrays: Callable[[], dict[str, Array]], where: str, content: Callable[[], str]
+) -> None:
+    def load(settings: DataSettings, seed: int) -> Dataset:
+        parts, owners = _split(arrays(), settings)
+        return from_arrays(name, parts, where=f"Data set '{name}'", owners=owners)
+
     DATASETS.register(name, "arrays given by use_arrays")(
-        DataSource(load, lambda settings: "in this process", seeded=False)
+        DataSource(load, lambda settings: where, seeded=False, content=content)
     )
 
 
+def _given(where: str, train: Pair, test: Pair | None, owners: Any) -> dict[str, Array]:
+    """The arrays under their names: x and y of each part, and owners as numbers from 0."""
+    parts = {"train": train} if test is None else {"train": train, "test": test}
+    found: dict[str, Array] = {}
+    for part, pair in parts.items():
+        if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            raise UserError(f"{where}: expected a pair (x, y) to {part} on, got {type(pair).__name__}.")
+        x, y = (np.asarray(each) for each in pair)
+        if y.shape[:1] != x.shape[:1] or x.ndim == 0:
+            raise UserError(
+                f"{where}: expected one label for each of {len(np.atleast_1d(x))} samples, got {kind(y)}."
+            )
+        for array in (x, y):
+            if array.dtype.kind not in "uifb":
+                raise UserError(
+                    f"{where}: samples and labels must be numbers, but some are of type {array.dtype}."
+                )
+        found |= {f"x_{part}": x, f"y_{part}": y}
+    if owners is None:
+        return found
+    sizes = [len(found[f"y_{part}"]) for part in parts]
+    each = [np.asarray(one) for one in ([owners] if test is None else _pair_of(owners))]
+    if [one.shape for one in each] != [(size,) for size in sizes]:
+        wanted = " and one of ".join(str(size) for size in sizes)
+        raise UserError(
+            f"{where}: expected an owner for each sample, as {'an array' if test is None else 'a pair of arrays, one'} "
+            f"of {wanted}, got {' and '.join(kind(one) for one in each)}."
+        )
+    try:
+        numbers = np.unique(np.concatenate(each), return_inverse=True)[1].astype(np.int64)
+    except TypeError as error:  # numbers and names side by side
+        raise UserError(f"{where}: owners must be all numbers or all names ({error}).") from error
+    cuts = np.split(numbers, np.cumsum(sizes)[:-1])
+    return found | {f"owners_{part}": cut for part, cut in zip(parts, cuts, strict=True)}
+
+
+def _pair_of(owners: Any) -> list[Any]:
+    """Two arrays, or whatever was given instead, to be told about."""
+    return [*owners] if isinstance(owners, tuple | list) and len(owners) == 2 else [owners]
+
+
 def _split(
-    train: tuple[Any, Any], test: tuple[Any, Any] | None, owners: Any, settings: DataSettings
+    arrays: Mapping[str, Array], settings: DataSettings
 ) -> tuple[dict[str, list[Array]], tuple[Array, Array] | None]:
-    """The parts that `from_arrays` takes, with a test part held out where none is given."""
-    x, y = (np.asarray(each) for each in train)
-    if test is not None:
-        x_test, y_test = (np.asarray(each) for each in test)
-        return {"x_train": [x], "y_train": [y], "x_test": [x_test], "y_test": [y_test]}, owners
-    if y.shape[:1] != x.shape[:1]:
-        raise UserError(f"Expected one label for each of {len(x)} samples, but got {kind(y)}.")
-    strata = np.asarray(owners) if owners is not None else y
+    """The parts that `from_arrays` takes, with a test part held out where none was given."""
+    whose = arrays.get("owners_train")
+    if "x_test" in arrays:
+        owners = None if whose is None else (whose, arrays["owners_test"])
+        return {key: [arrays[key]] for key in ("x_train", "y_train", "x_test", "y_test")}, owners
+    x, y = arrays["x_train"], arrays["y_train"]
+    strata = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if strata.ndim != 1 or strata.dtype.kind == "f":
         strata = np.zeros(len(x), dtype=np.int64)  # real targets: no classes to keep in proportion
-    kept, held = hold_out(strata, settings.test_fraction, generator(0, "split of arrays"))
+    kept, held = hold_out(
+        strata if whose is None else whose, settings.test_fraction, generator(0, "split of arrays")
+    )
     parts = {"x_train": [x[kept]], "y_train": [y[kept]], "x_test": [x[held]], "y_test": [y[held]]}
-    return parts, None if owners is None else (strata[kept], strata[held])
+    return parts, None if whose is None else (whose[kept], whose[held])
 
 
 def from_arrays(

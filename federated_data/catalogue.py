@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from federated_data.arrays import find_kept
 from federated_data.datasets import DATASETS
 from federated_data.files import size_of
+from federated_data.kept import kept_names
 from foundation.errors import UserError
 from foundation.settings import DataSettings
 
@@ -15,6 +17,8 @@ Row = tuple[str, str, str, str]
 
 def listing(settings: DataSettings, *, sizes: bool = True) -> list[Row]:
     """(name, present or missing, size, where or what it is) of every data set."""
+    for name in kept_names():
+        find_kept(name)
     return [_row(name, settings, sizes) for name in DATASETS]
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federated_data.apportion import Integers, apportion
+from federated_data.files import Damaged
 from foundation.errors import UserError
 from foundation.registry import Registry
 from foundation.settings import DataSettings
@@ -106,7 +107,8 @@ class DataSource:
 
     `files` are the files and folders that it is read from, where it is present. A set that cannot be
     downloaded has no `fetch`, and its loader says how to get it. `seeded`: every seed may give other samples;
-    a set that says no is loaded once for all seeds of a sweep.
+    a set that says no is loaded once for all seeds of a sweep. `content` is a hash of what would be loaded, for sets
+    that can change while a process lives.
     """
 
     load: Loader
@@ -114,12 +116,27 @@ class DataSource:
     files: Callable[[DataSettings], list[Path]] | None = None
     fetch: Callable[[DataSettings], Path] | None = None
     seeded: bool = True
+    content: Callable[[], str] | None = None
 
     def __call__(self, settings: DataSettings, seed: int) -> Dataset:
-        return self.load(settings, seed)
+        try:
+            return self.load(settings, seed)
+        except Damaged as error:
+            raise error.advised(settings, fetched=self.fetch is not None) from error
 
 
-DATASETS: Registry[DataSource] = Registry("data set")
+class DataSets(Registry[DataSource]):
+    """All data sets; arrays that another process gave a name are found when they are asked for."""
+
+    def find(self, name: str) -> DataSource:
+        if name not in self:
+            from federated_data.arrays import find_kept
+
+            find_kept(name)
+        return super().find(name)
+
+
+DATASETS = DataSets("data set")
 
 
 def dataset(

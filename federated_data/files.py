@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import socket
 import tarfile
@@ -19,6 +20,7 @@ import psutil
 
 from foundation.errors import UserError
 from foundation.settings import DataSettings
+from foundation.signals import ended_in_order
 
 # What downloading and unpacking may raise: no network, a broken connection, a broken archive, a wrong checksum.
 _FAILURES = (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile, tarfile.TarError)
@@ -47,21 +49,41 @@ def missing(name: str, looked: Iterable[Path], how: str, instead: str = "digits"
     )
 
 
+def fetch_command(name: str, settings: DataSettings) -> str:
+    """What to type to download a data set to where it is looked for."""
+    root = "" if settings.root == DataSettings().root else f" data.root={shlex.quote(settings.root)}"
+    return f"`python -m platform.launch data fetch {name}{root}`"
+
+
 def fetch_hint(name: str, settings: DataSettings, address: str) -> str:
     """How to get a data set that can be downloaded."""
-    root = "" if settings.root == DataSettings().root else f" data.root={settings.root}"
     return (
-        f"Get it with `python -m platform.launch data fetch {name}{root}` or data.download=true (it comes from "
+        f"Get it with {fetch_command(name, settings)} or data.download=true (it comes from "
         f"{address}), or set data.root to the folder that has it."
     )
 
 
-def damaged(name: str, path: Path, why: str) -> UserError:
-    """The sentence for a file that is truncated or corrupt."""
-    return UserError(
-        f"Data set '{name}': {path} is damaged ({why}): delete it and get it again, as in "
-        f"`python -m platform.launch data fetch {name}`."
-    )
+class Damaged(UserError):
+    """A file of a data set is truncated or corrupt; a `DataSource` adds what to do about it."""
+
+    def __init__(self, name: str, path: Path, why: str) -> None:
+        super().__init__(name, path, why)  # all of them, so that it survives pickling
+        self.name, self.path, self.why = name, path, why
+
+    def __str__(self) -> str:
+        return f"Data set '{self.name}': {self.path} is damaged ({self.why})"
+
+    def advised(self, settings: DataSettings, *, fetched: bool) -> UserError:
+        """With what to do, which depends on who put the file there."""
+        advice, root = "bring it again, whole", root_of(settings)
+        if not self.path.is_relative_to(root):
+            advice += " (a file of a Debian package: install the package again)"
+        elif (
+            fetched
+        ):  # what a fetch brings is one file or one folder in data.root, and it brings what is not there
+            first = root / self.path.relative_to(root).parts[0]
+            advice = f"delete {first} and get it again with {fetch_command(self.name, settings)}"
+        return UserError(f"{self}: {advice}.")
 
 
 def check_md5(name: str, published: Iterable[tuple[Path, str]]) -> None:
@@ -69,7 +91,7 @@ def check_md5(name: str, published: Iterable[tuple[Path, str]]) -> None:
     for path, expected in published:
         found = md5_of(path)
         if found != expected:
-            raise damaged(name, path, f"its MD5 is {found}, expected {expected}, {path.stat().st_size} bytes")
+            raise Damaged(name, path, f"its MD5 is {found}, expected {expected}, {path.stat().st_size} bytes")
 
 
 def size_of(paths: Iterable[Path]) -> int:
@@ -98,8 +120,8 @@ def fetch(
     root = root_of(settings)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(root)
-        work = root / f"{_TEMPORARY}{name}-{socket.gethostname()}-{os.getpid()}"
+        remove_leftovers(root, _TEMPORARY)
+        work = root / f"{_TEMPORARY}{name}{this_process()}"
         work.mkdir()
     except OSError as error:
         raise UserError(
@@ -107,9 +129,10 @@ def fetch(
             "to a folder one can write to."
         ) from error
     try:
-        download(work)
-        for each in made:
-            _replace(work / each, root / each, work)
+        with ended_in_order():
+            download(work)
+            for each in made:
+                _replace(work / each, root / each, work)
     except _FAILURES as error:
         raise UserError(
             f"Data set '{name}' could not be fetched from {address} ({_reason(error, work, archives)}): nothing "
@@ -140,9 +163,14 @@ def _reason(error: BaseException, work: Path, archives: Iterable[tuple[str, str]
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
-def _remove_leftovers(root: Path) -> None:
-    """Remove what fetches on this machine left behind that were killed."""
-    for path in root.glob(f"{_TEMPORARY}*"):
+def this_process() -> str:
+    """How the name of a working folder ends, so that others can tell whether its maker still lives."""
+    return f"-{socket.gethostname()}-{os.getpid()}"
+
+
+def remove_leftovers(root: Path, prefix: str) -> None:
+    """Remove working folders that killed processes of this machine left behind."""
+    for path in root.glob(f"{prefix}*"):
         host, _, process = path.name.rpartition("-")
         if (
             host.endswith(f"-{socket.gethostname()}")

@@ -5,6 +5,7 @@ All of them are decoded once into a memory-mapped copy (`mapped.py`).
 
 from __future__ import annotations
 
+import importlib.util
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,9 +15,9 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from federated_data.apportion import Integers
-from federated_data.datasets import Array, Dataset, dataset, hold_out
-from federated_data.files import check_md5, damaged, fetch, fetch_hint, md5_of, missing, root_of
-from federated_data.mapped import Recipe, in_chunks, stored
+from federated_data.datasets import Array, Dataset, dataset, hold_out, some
+from federated_data.files import Damaged, check_md5, fetch, fetch_hint, md5_of, missing, root_of
+from federated_data.mapped import Recipe, cache_choices, in_chunks, stored
 from foundation.errors import UserError
 from foundation.randomness import generator
 from foundation.registry import nearest
@@ -33,7 +34,7 @@ def read_image(name: str, path: Path, side: int, mode: str = "RGB") -> Array:
             values = np.asarray(pixels)
     except (OSError, UnidentifiedImageError, SyntaxError) as error:
         why = f"{' '.join(str(error).split())}, {path.stat().st_size} bytes, MD5 {md5_of(path)}"
-        raise damaged(name, path, why) from error
+        raise Damaged(name, path, why) from error
     return values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
 
 
@@ -83,6 +84,11 @@ def _celeba_files(settings: DataSettings) -> list[Path]:
 
 def _celeba_fetch(settings: DataSettings) -> Path:
     source = _celeba()
+    if importlib.util.find_spec("gdown") is None:
+        raise UserError(
+            "Data set 'celeba' comes from Google Drive, for which torchvision needs the package gdown: install it with "
+            f"`pip install gdown`, or bring the files of {_CELEBA_HOME} to {root_of(settings) / 'celeba'} yourself."
+        )
 
     def download(folder: Path) -> None:
         source(folder, download=True)
@@ -129,7 +135,7 @@ def celeba(settings: DataSettings, seed: int) -> Dataset:
         paths = [files[-1] / faces.filename[i] for i in order]
         for path in paths:
             if not path.is_file():
-                raise damaged("celeba", path, "it is not there")
+                raise Damaged("celeba", path, "it is not there")
         read = _reader("celeba", paths, side)
         return _recipe(paths, y[order], len(train), read, (3, side, side), people[order])
 
@@ -198,7 +204,7 @@ def tiny_imagenet(settings: DataSettings, seed: int) -> Dataset:
             raise ValueError(f"{absent or 'a part'} is not there")
     except (KeyError, IndexError, ValueError) as error:
         why = f"it does not fit wnids.txt or the images: {error}, MD5 {md5_of(annotations)}"
-        raise damaged("tiny_imagenet", annotations, why) from error
+        raise Damaged("tiny_imagenet", annotations, why) from error
     read = _reader("tiny_imagenet", paths, _TINY_SIDE)
     shape = (3, _TINY_SIDE, _TINY_SIDE)
     made = stored(
@@ -214,53 +220,98 @@ def tiny_imagenet(settings: DataSettings, seed: int) -> Dataset:
 
 # A user's own folder --------------------------------------------------------------------------------------
 
+_COPIES = ".mapped"  # hidden: whatever else is in `data.root` is a class or a part
 _FOLDER_WANTED = (
-    "Expected data.root to be a folder with train/CLASS/*.png and test/CLASS/*.png, or with CLASS/*.png (any "
-    "image format)"
+    "Expected data.root to be a folder with train/CLASS/*.png and test/CLASS/*.png (or val/), or with CLASS/*.png "
+    "(any image format)"
 )
+# Folders that are parts of a data set rather than classes, where they hold folders themselves.
+_TRAIN, _TEST = ("train", "training"), ("val", "valid", "validation", "test", "testing")
 
 
-def _folder_present(settings: DataSettings) -> str | None:
-    """A root counts as an image folder if two folders in it, or in its train/, hold images."""
-    root = root_of(settings)
-    place = root / "train" if (root / "train").is_dir() else root
-    if not place.is_dir():
-        return None
+def _folders(place: Path, settings: DataSettings) -> list[Path]:
+    """The folders in `place` that may be classes or parts: hidden ones and our own copies are neither."""
+    own = {folder.resolve() for folder in cache_choices(settings, _COPIES)}
+    found = (path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+    # Copies were once kept in mapped/, beside the classes.
+    return sorted(p for p in found if p.resolve() not in own and not any(p.glob("image_folder-*.json")))
+
+
+def _folder_parts(root: Path, settings: DataSettings) -> tuple[Path, list[Path]]:
+    """Where to train and where to test; without a test part, some of the training part is to be held out."""
+    folders = _folders(root, settings)
+    parts = {path.name.lower(): path for path in folders if _folders(path, settings)}
+    train = [parts[name] for name in _TRAIN if name in parts]
+    test = [parts[name] for name in _TEST if name in parts]
+    others = [path for path in folders if path not in (*train, *test)]
+    if not train:
+        if test and not others:
+            raise UserError(f"{_FOLDER_WANTED}, but {root} has {test[0].name}/ and no train/.")
+        return root, []
+    mixed = next((path for path in others if _has_images(path)), None)
+    if mixed is not None or len(train) > 1:
+        beside = mixed if mixed is not None else train[1]
+        raise UserError(
+            f"{_FOLDER_WANTED}, but {root} has {train[0].name}/CLASS and {beside.name}/ side by side: move one of them "
+            "away."
+        )
+    return train[0], test
+
+
+def _has_images(folder: Path) -> bool:
     endings = Image.registered_extensions()
-    classes = [path for path in place.iterdir() if path.is_dir()]
-    held = [path for path in classes if any(each.suffix.lower() in endings for each in path.iterdir())]
-    return str(root) if len(held) >= 2 else None
+    return any(path.suffix.lower() in endings for path in folder.rglob("*"))
+
+
+def _class_folders(settings: DataSettings) -> list[Path]:
+    """The folders that `image_folder` would take for classes of training images, if there are two at least."""
+    root = root_of(settings)
+    if not root.is_dir():
+        return []
+    endings = Image.registered_extensions()
+    try:
+        folders = _folders(_folder_parts(root, settings)[0], settings)
+        held = [path for path in folders if any(each.suffix.lower() in endings for each in path.iterdir())]
+    except (UserError, OSError):
+        return []
+    return held if len(held) >= 2 else []
 
 
 @dataset(
     "image_folder",
-    "your own folder of images, one folder per class (data.root), in train/ and test/ or held out",
-    present=_folder_present,
-    files=lambda settings: [root_of(settings)] if _folder_present(settings) else [],
+    "your own folder of images, one folder per class (data.root), in train/ and test/ (or val/), or held out",
+    present=lambda settings: str(root_of(settings)) if _class_folders(settings) else None,
+    files=lambda settings: _folders(root_of(settings), settings) if _class_folders(settings) else [],
     seeded=False,
 )
 def image_folder(settings: DataSettings, seed: int) -> Dataset:
-    """As torchvision's ImageFolder finds them; without train/ and test/, `data.test_fraction` is held out."""
+    """As torchvision's ImageFolder finds them. Without a test part, `data.test_fraction` is held out.
+
+    Validation images, where there are any, join the test images, as those of `npz` do.
+    """
     root = root_of(settings)
     if not root.is_dir():
         raise UserError(f"{_FOLDER_WANTED}, but {settings.root} is no folder; data=digits needs no files.")
-    split = [root / "train", root / "test"]
-    found = [_samples(part) for part in split] if all(part.is_dir() for part in split) else [_samples(root)]
-    if len(found) == 2 and found[0][1] != found[1][1]:
-        raise UserError(
-            f"{_FOLDER_WANTED}, and the same classes in both, but {root} has {', '.join(found[0][1])} to train on "
-            f"and {', '.join(found[1][1])} to test on."
-        )
-    paths, y = (
-        [path for part, _ in found for path, _ in part],
-        [label for part, _ in found for _, label in part],
-    )
-    labels, cut = np.array(y, dtype=np.int64), len(found[0][0])
-    if len(found) == 1:
+    train_folder, test_folders = _folder_parts(root, settings)
+    train, classes = _samples(train_folder, settings)
+    test: list[tuple[Path, int]] = []
+    for folder in test_folders:
+        more, theirs = _samples(folder, settings)
+        if theirs != classes:
+            raise UserError(
+                f"{_FOLDER_WANTED}, and the same classes in both, but {root} has {some(classes)} to train on and "
+                f"{some(theirs)} to test on in {folder.name}/."
+            )
+        test += more
+    paths = [path for path, _ in [*train, *test]]
+    labels, cut = np.array([label for _, label in [*train, *test]], dtype=np.int64), len(train)
+    if not test:
         if np.bincount(labels).min() < 2:
-            raise UserError(f"{_FOLDER_WANTED} of two images at least, but a class of {root} has one.")
-        train, test = hold_out(labels, settings.test_fraction, generator(0, "split of image_folder"))
-        order, cut = np.concatenate([train, test]), len(train)
+            raise UserError(
+                f"{_FOLDER_WANTED} of two images at least, but a class of {train_folder} has one."
+            )
+        kept, held = hold_out(labels, settings.test_fraction, generator(0, "split of image_folder"))
+        order, cut = np.concatenate([kept, held]), len(kept)
         paths, labels = [paths[i] for i in order], labels[order]
     mode, channels = ("L", 1) if settings.grey else ("RGB", 3)
     side = settings.image_size or _side_of(paths[0])
@@ -269,21 +320,31 @@ def image_folder(settings: DataSettings, seed: int) -> Dataset:
         settings,
         "image_folder",
         paths,
-        [str(root.resolve()), mode, side, settings.test_fraction, found[0][1]],
+        [str(root.resolve()), mode, side, settings.test_fraction, classes, cut],
         lambda: _recipe(paths, labels, cut, read, (channels, side, side)),
+        _COPIES,
     )
-    return Dataset(name=root.name, classes=len(found[0][1]), mean=(0.5,), std=(0.5,), **made.parts())
+    return Dataset(name=root.name, classes=len(classes), mean=(0.5,), std=(0.5,), **made.parts())
 
 
-def _samples(folder: Path) -> tuple[list[tuple[Path, int]], list[str]]:
+def _samples(folder: Path, settings: DataSettings) -> tuple[list[tuple[Path, int]], list[str]]:
     """(image, label) pairs and the names of the classes."""
     import foundation.torchvision_operators  # noqa: F401  (before torchvision)
 
     # isort: split
     from torchvision.datasets import ImageFolder
 
+    class Visible(ImageFolder):  # type: ignore[misc]  # torchvision has no types
+        """Knows which folders are no classes."""
+
+        def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+            names = [path.name for path in _folders(Path(directory), settings)]
+            if not names:
+                raise FileNotFoundError(f"Couldn't find any class folder in {directory}")
+            return names, {name: label for label, name in enumerate(names)}
+
     try:
-        found = ImageFolder(str(folder))
+        found = Visible(str(folder))
     except (FileNotFoundError, OSError) as error:
         why = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"{_FOLDER_WANTED}, but {folder} is not one ({why}).") from error
@@ -296,7 +357,7 @@ def _side_of(path: Path) -> int:
         with Image.open(path) as image:
             width, height = image.size
     except (OSError, UnidentifiedImageError) as error:
-        raise damaged("image_folder", path, f"{error}, MD5 {md5_of(path)}") from error
+        raise Damaged("image_folder", path, f"{error}, MD5 {md5_of(path)}") from error
     if width != height:
         raise UserError(
             f"Expected square images, but {path} has {width}x{height} pixels: set data.image_size to the side that "

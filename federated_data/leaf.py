@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from federated_data.apportion import Integers
 from federated_data.datasets import Dataset, dataset, hold_out
-from federated_data.files import damaged, md5_of, missing, root_of
+from federated_data.files import Damaged, md5_of, missing, root_of
 from federated_data.mapped import Recipe, stored
 from foundation.randomness import generator
 from foundation.settings import DataSettings
@@ -81,7 +81,7 @@ def _read_all(files: list[Path]) -> tuple[NDArray[np.uint8], Integers, Integers,
             owners.append(np.full(len(y), writers.setdefault(user, len(writers)), dtype=np.int64))
             tested.append(np.full(len(y), path.parent.name == "test"))
     if not xs:
-        raise damaged("femnist", files[0], "no file holds an image")
+        raise Damaged("femnist", files[0], "no file holds an image")
     return np.concatenate(xs), np.concatenate(ys), np.concatenate(owners), np.concatenate(tested)
 
 
@@ -102,4 +102,4 @@ def _read(path: Path) -> list[tuple[str, NDArray[np.uint8], Integers]]:
             found.append((str(user), np.rint(x * 255).astype(np.uint8), y))
         return found
     except (ValueError, KeyError, TypeError) as error:
-        raise damaged("femnist", path, f"{error}, {path.stat().st_size} bytes, MD5 {md5_of(path)}") from error
+        raise Damaged("femnist", path, f"{error}, {path.stat().st_size} bytes, MD5 {md5_of(path)}") from error

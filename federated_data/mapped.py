@@ -24,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federated_data.apportion import Integers
-from federated_data.files import root_of
+from federated_data.files import remove_leftovers, root_of, this_process
 from foundation.errors import UserError
 from foundation.files import sync_folder, write_whole
 from foundation.settings import DataSettings
+from foundation.signals import ended_in_order
 
 Array = NDArray[Any]
 
@@ -35,6 +36,7 @@ LAYOUT = 1  # changes whenever stored copies are written in another way
 IN_MEMORY = 10**9  # bytes up to which data.mapped=auto reads a copy into memory
 CHUNK = 512  # images decoded at a time
 _OPTIONAL = ("owners", "sources")
+_TEMPORARY = ".making-"
 
 
 class MappedArray(np.ndarray[Any, np.dtype[Any]]):
@@ -108,27 +110,38 @@ def stored(
     inputs: Iterable[Path],
     options: Sequence[object],
     recipe: Callable[[], Recipe],
+    inside: str = "mapped",
 ) -> Stored:
-    """The copy made from these input files (told apart by name, size and time) with these options."""
-    cache = _cache_folder(settings)
+    """The copy made from these input files (told apart by name, size and time) with these options.
+
+    `inside` is the folder of copies in `data.root`, where no other is set.
+    """
+    cache = _cache_folder(settings, inside)
     index = cache / f"{name}-{_key(inputs, options)}.json"
     try:
         folder = cache / str(json.loads(index.read_text())["content"])
         return _open(folder, settings)
-    except (OSError, ValueError, KeyError):  # never made, or removed since
+    except (UserError, OSError, ValueError, KeyError):  # never made, or removed or damaged since
         pass
-    digest = _make(cache, name, recipe())
+    with ended_in_order():
+        digest = _make(cache, name, recipe())
     write_whole(index, json.dumps({"content": digest}))
     return _open(cache / digest, settings)
 
 
-def _cache_folder(settings: DataSettings) -> Path:
-    """Where copies are kept: `data.cache`, else inside `data.root`, else (read-only roots) in the default root."""
-    choices = [Path(settings.cache).expanduser()] if settings.cache else []
-    if not choices:
-        root = root_of(settings)
-        home = Path(DataSettings().root).expanduser()
-        choices = [(root if root.is_dir() else root.parent) / "mapped", home / "mapped"]
+def cache_choices(settings: DataSettings, inside: str) -> list[Path]:
+    """Where copies may be: `data.cache`, else in `data.root`, or (read-only roots) in the default root."""
+    if settings.cache:
+        return [Path(settings.cache).expanduser()]
+    root = root_of(settings)
+    return [
+        (root if root.is_dir() else root.parent) / inside,
+        Path(DataSettings().root).expanduser() / "mapped",
+    ]
+
+
+def _cache_folder(settings: DataSettings, inside: str) -> Path:
+    choices = cache_choices(settings, inside)
     for folder in choices:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -151,10 +164,13 @@ def _key(inputs: Iterable[Path], options: Sequence[object]) -> str:
 
 def _make(cache: Path, name: str, recipe: Recipe) -> str:
     """Write a copy under a temporary name and rename it to the hash of its content, which is returned."""
-    work = Path(tempfile.mkdtemp(prefix=f".making-{name}-", dir=cache))
+    remove_leftovers(cache, _TEMPORARY)
+    work = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{name}-", suffix=this_process(), dir=cache))
+    made = work / "made"
     try:
+        made.mkdir()
         digest = hashlib.blake2b(repr((recipe.shape, recipe.train)).encode(), digest_size=16)
-        with (work / "x.npy").open("wb") as file:
+        with (made / "x.npy").open("wb") as file:
             np.lib.format.write_array_header_1_0(
                 file, {"descr": "|u1", "fortran_order": False, "shape": recipe.shape}
             )
@@ -170,16 +186,19 @@ def _make(cache: Path, name: str, recipe: Recipe) -> str:
                 raise ValueError(f"{written} samples were written, expected {recipe.shape[0]}")
             file.flush()
             os.fsync(file.fileno())
-        small = {"y": recipe.y, **{key: getattr(recipe, key) for key in _OPTIONAL}}
+        known = {"y": recipe.y, **{key: getattr(recipe, key) for key in _OPTIONAL}}
+        small = {key: values for key, values in known.items() if values is not None}
         for key, values in small.items():
-            if values is not None:
-                digest.update(key.encode() + np.ascontiguousarray(values).tobytes())
-                np.save(work / f"{key}.npy", values)
-        write_whole(work / "about.json", json.dumps({"train": recipe.train, "shape": recipe.shape}))
+            digest.update(key.encode() + np.ascontiguousarray(values).tobytes())
+            np.save(made / f"{key}.npy", values)
+        about = {"train": recipe.train, "shape": recipe.shape, "arrays": list(small)}
+        write_whole(made / "about.json", json.dumps(about))
         place = cache / digest.hexdigest()
+        if place.exists() and not _whole(place):
+            place.rename(work / "damaged")  # who has it open keeps it; it goes with the working folder
         if not place.exists():
             try:
-                work.rename(place)
+                made.rename(place)
             except OSError:  # another process was faster with the same content
                 if not place.exists():
                     raise
@@ -194,10 +213,23 @@ def _open(folder: Path, settings: DataSettings) -> Stored:
     x: Array = open_mapped(str((folder / "x.npy").resolve()))
     if settings.mapped == "no" or (settings.mapped == "auto" and x.nbytes <= IN_MEMORY):
         x = np.array(x)
-    more = {
-        key: np.load(folder / f"{key}.npy") if (folder / f"{key}.npy").exists() else None for key in _OPTIONAL
+    small = {
+        key: np.load(folder / f"{key}.npy")
+        for key in ("y", *_OPTIONAL)
+        if key in about.get("arrays", ()) or (folder / f"{key}.npy").exists()
     }
-    return Stored(x, np.load(folder / "y.npy"), int(about["train"]), **more)
+    if list(x.shape) != about["shape"] or {len(values) for values in small.values()} != {len(x)}:
+        raise ValueError(f"the files in {folder} do not fit each other")
+    return Stored(x, small["y"], int(about["train"]), *(small.get(key) for key in _OPTIONAL))
+
+
+def _whole(folder: Path) -> bool:
+    """Whether a copy can be read: all of its files there, none of them cut."""
+    try:
+        _open(folder, DataSettings(mapped="yes"))
+    except (UserError, OSError, ValueError, KeyError):
+        return False
+    return True
 
 
 def in_chunks(read: Callable[[int], Array], order: Integers) -> Iterator[Array]:

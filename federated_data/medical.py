@@ -9,7 +9,7 @@ import numpy as np
 
 from federated_data.apportion import Integers
 from federated_data.datasets import Array, Dataset, dataset
-from federated_data.files import check_md5, damaged, fetch, fetch_hint, missing, root_of
+from federated_data.files import Damaged, check_md5, fetch, fetch_hint, missing, root_of
 from foundation.errors import UserError
 from foundation.registry import nearest
 from foundation.settings import DataSettings
@@ -67,7 +67,7 @@ def _load(name: str, settings: DataSettings) -> Dataset:
     try:
         parts = [source(split, root=str(path.parent)) for split in ("train", "val", "test")]
     except (OSError, ValueError, KeyError) as error:
-        raise damaged(name, path, str(error)) from error
+        raise Damaged(name, path, str(error)) from error
     train, val, test = ((_images(part.imgs), _labels(name, part.labels, settings)) for part in parts)
     x_test, y_test = (np.concatenate(pair) for pair in zip(val, test, strict=True))
     classes = 2 if name == "chestmnist" else len(about["label"])

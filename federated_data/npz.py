@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from federated_data.arrays import from_arrays
 from federated_data.datasets import Array, Dataset, dataset, some
+from federated_data.files import md5_of
 from foundation.errors import UserError
 from foundation.settings import DataSettings
 
@@ -44,17 +46,18 @@ def npz_file(settings: DataSettings) -> Path:
     return found[0]
 
 
-def _npz_present(settings: DataSettings) -> str | None:
+def _npz_files(settings: DataSettings) -> list[Path]:
     try:
-        return str(npz_file(settings))
+        return [npz_file(settings)]
     except (UserError, OSError):
-        return None
+        return []
 
 
 @dataset(
     "npz",
     "your own .npz file of training and test images and labels (data.root)",
-    present=_npz_present,
+    present=lambda settings: next(map(str, _npz_files(settings)), None),
+    files=_npz_files,
     seeded=False,
 )
 def npz(settings: DataSettings, seed: int) -> Dataset:
@@ -87,6 +90,8 @@ def _read_npz(path: Path) -> dict[str, list[Array]]:
     # Whatever a damaged archive makes zipfile, zlib or NumPy raise means the same to the user.
     except Exception as error:
         why = str(error).rstrip(".") or type(error).__name__
+        with suppress(OSError):
+            why += f", {path.stat().st_size} bytes, MD5 {md5_of(path)}"
         raise UserError(
             f"{path} cannot be read as an .npz archive of plain arrays ({why}): it is damaged, or another "
             f"kind of file. {_NPZ_INSTEAD}"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from federated_data.datasets import Array, Dataset, dataset, hold_out
-from federated_data.files import damaged, md5_of, missing, root_of
+from federated_data.files import Damaged, md5_of, missing, root_of
 from federated_data.mapped import Recipe, in_chunks, stored
 from foundation.errors import UserError
 from foundation.randomness import generator
@@ -44,11 +44,11 @@ def read_sheet(name: str, path: Path, count: int, side: int, columns: int) -> ND
         with Image.open(path) as sheet:
             pixels = np.asarray(sheet.convert("RGB"))
     except (OSError, UnidentifiedImageError, ValueError) as error:
-        raise damaged(name, path, f"{' '.join(str(error).split())}, MD5 {md5_of(path)}") from error
+        raise Damaged(name, path, f"{' '.join(str(error).split())}, MD5 {md5_of(path)}") from error
     rows = pixels.shape[0] // side
     if pixels.shape != (rows * side, columns * side, 3) or rows * columns < count:
         size = f"{pixels.shape[1]}x{pixels.shape[0]} pixels"
-        raise damaged(name, path, f"{size} do not hold {count} images of {side}x{side} in rows of {columns}")
+        raise Damaged(name, path, f"{size} do not hold {count} images of {side}x{side} in rows of {columns}")
     tiles = pixels.reshape(rows, side, columns, side, 3).transpose(0, 2, 4, 1, 3)
     return tiles.reshape(-1, 3, side, side)[:count]
 
@@ -60,7 +60,7 @@ def read_npz(name: str, path: Path) -> dict[str, Array]:
             return {key: archive[key] for key in archive.files}
     # Whatever a damaged archive makes zipfile, zlib or NumPy raise means the same to the user.
     except Exception as error:
-        raise damaged(name, path, f"{' '.join(str(error).split())}, MD5 {md5_of(path)}") from error
+        raise Damaged(name, path, f"{' '.join(str(error).split())}, MD5 {md5_of(path)}") from error
 
 
 def cifar10_from_sheets(settings: DataSettings, files: list[Path]) -> Dataset:
@@ -85,7 +85,7 @@ def _checked_sheets(files: list[Path], y: NDArray[np.int64]) -> Iterator[Array]:
     digest.update(y.astype(np.uint8).tobytes())
     if digest.hexdigest() != CIFAR10_CONTENT:
         why = f"images and labels have SHA-256 {digest.hexdigest()}, expected {CIFAR10_CONTENT}"
-        raise damaged("cifar10", files[0].parent, why)
+        raise Damaged("cifar10", files[0].with_name("cifar10_lossless_*.webp"), why)
 
 
 def _files(names: tuple[str, ...], settings: DataSettings) -> list[Path]:
@@ -169,7 +169,7 @@ def _jpeg_reader(path: Path, content: dict[str, Array]) -> Callable[[int], Array
             with Image.open(io.BytesIO(jpeg)) as image:
                 return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         except (OSError, UnidentifiedImageError, IndexError) as error:
-            raise damaged("tiny_imagenet10", path, f"image {i}: {error}, MD5 {md5_of(path)}") from error
+            raise Damaged("tiny_imagenet10", path, f"image {i}: {error}, MD5 {md5_of(path)}") from error
 
     return read
 

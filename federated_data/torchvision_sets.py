@@ -10,8 +10,6 @@ import gzip
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import numpy as np
 
 from federated_data.apportion import Integers
 from federated_data.datasets import Array, Dataset, dataset
-from federated_data.files import check_md5, damaged, fetch, fetch_hint, md5_of, missing, root_of
+from federated_data.files import Damaged, check_md5, fetch, fetch_hint, md5_of, missing, root_of
 from federated_data.packed import CIFAR10_SHEETS, cifar10_from_sheets
 from foundation.errors import UserError
 from foundation.settings import DataSettings
@@ -109,7 +107,7 @@ def fashion_mnist(settings: DataSettings, seed: int) -> Dataset:
             _unpacked("fashion_mnist", path, raw / name)
             found = md5_of(raw / name)
             if found != expected:
-                raise damaged(
+                raise Damaged(
                     "fashion_mnist", path, f"the MD5 of its content is {found}, expected {expected}"
                 )
         parts = [source(temporary, train=train) for train in (True, False)]
@@ -125,7 +123,7 @@ def _unpacked(name: str, path: Path, place: Path) -> None:
         with gzip.open(path) as packed, place.open("wb") as file:
             shutil.copyfileobj(packed, file)
     except (OSError, EOFError, zlib.error) as error:
-        raise damaged(name, path, f"{error}, MD5 {md5_of(path)}") from error
+        raise Damaged(name, path, f"{error}, MD5 {md5_of(path)}") from error
 
 
 def _grey(part: Any) -> tuple[Array, Integers]:
@@ -190,7 +188,9 @@ def _cifar(name: str, settings: DataSettings, **normalisation: Any) -> Dataset:
     files = _cifar_files(name, settings)
     if not files:
         how = fetch_hint(name, settings, source.url)
-        raise missing(name, [root_of(settings) / source.base_folder], how)
+        places = [root_of(settings) / source.base_folder]
+        places += [root_of(settings) / "cifar10_lossless_*.webp"] if name == "cifar10" else []
+        raise missing(name, places, how)
     published = [*source.train_list, *source.test_list, (source.meta["filename"], source.meta["md5"])]
     check_md5(name, [(files[0].parent / file, md5) for file, md5 in published])
     parts = [source(root_of(settings), train=train) for train in (True, False)]
@@ -237,6 +237,9 @@ def _folder_of(files: list[Path]) -> str | None:
 
 # EMNIST ---------------------------------------------------------------------------------------------------
 
+# Only the archive's checksum is published: those of the files are taken when they come out of it (as md5sum does).
+_EMNIST_SUMS = "MD5SUMS"
+
 
 def _emnist_files(split: str, settings: DataSettings) -> list[Path]:
     raw = root_of(settings) / "EMNIST" / "raw"
@@ -254,15 +257,17 @@ def _emnist_fetch(name: str, settings: DataSettings) -> Path:
 
     def download(folder: Path) -> None:
         source(folder, split="letters", download=True)
-        for archive in (folder / "EMNIST" / "raw").glob("*.zip"):
+        raw = folder / "EMNIST" / "raw"
+        for archive in raw.glob("*.zip"):
             archive.unlink()
+        sums = [f"{md5_of(path)}  {path.name}\n" for path in sorted(raw.glob("*-ubyte"))]
+        (raw / _EMNIST_SUMS).write_text("".join(sums))
 
     return fetch(name, settings, source.url, ["EMNIST"], download, [(Path(source.url).name, source.md5)])
 
 
-@contextmanager
-def _idx_errors(name: str, files: list[Path]) -> Iterator[None]:
-    """idx files carry no checksum: their size must be the one that their header gives."""
+def _check_idx(name: str, files: list[Path]) -> None:
+    """Their size must be the one that their header gives, their MD5 the one they were fetched with, if it is known."""
     for path in files:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -270,8 +275,11 @@ def _idx_errors(name: str, files: list[Path]) -> Iterator[None]:
         size, expected = path.stat().st_size, 4 + 4 * len(sizes) + int(np.prod(sizes or [0]))
         if not sizes or magic[:3] != b"\0\0\x08" or size != expected:
             why = f"{size} bytes where its header says {expected}, MD5 {md5_of(path)}"
-            raise damaged(name, path, why)
-    yield
+            raise Damaged(name, path, why)
+    sums = files[0].with_name(_EMNIST_SUMS)
+    if sums.is_file():
+        known = {file: md5 for md5, file in (line.split() for line in sums.read_text().splitlines() if line)}
+        check_md5(name, [(path, known[path.name]) for path in files if path.name in known])
 
 
 def _emnist(name: str, split: str, settings: DataSettings) -> list[tuple[Array, Integers]]:
@@ -280,8 +288,8 @@ def _emnist(name: str, split: str, settings: DataSettings) -> list[tuple[Array, 
     files = _emnist_files(split, settings)
     if not files:
         raise missing(name, [root_of(settings) / "EMNIST" / "raw"], fetch_hint(name, settings, source.url))
-    with _idx_errors(name, files):
-        parts = [_grey(source(root_of(settings), split=split, train=train)) for train in (True, False)]
+    _check_idx(name, files)
+    parts = [_grey(source(root_of(settings), split=split, train=train)) for train in (True, False)]
     return [(np.ascontiguousarray(x.transpose(0, 1, 3, 2)), y) for x, y in parts]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,10 +9,11 @@ import numpy as np
 
 from federated_data.arrays import from_arrays
 from federated_data.datasets import Array, Dataset, dataset
+from federated_data.files import root_of
 from foundation.errors import UserError
 from foundation.randomness import seeded_torch
 from foundation.settings import DataSettings
-from foundation.targets import load_class
+from foundation.targets import construct, load_class
 
 
 def load_target(target: str | None) -> Any:
@@ -45,9 +45,8 @@ def datamodule(settings: DataSettings, seed: int) -> Dataset:
     An argument `root` of the module gets `data.root`.
     """
     made = load_target(settings.target)
-    accepts_root = "root" in inspect.signature(made.__init__).parameters
     with seeded_torch(seed):
-        module = made(root=settings.root) if accepts_root else made()
+        module = construct("data.target", str(settings.target), made, root=str(root_of(settings)))
         module.prepare_data()
         for stage in ("fit", "test"):
             module.setup(stage)

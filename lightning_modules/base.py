@@ -9,7 +9,6 @@ cross-entropy or squared error), and is refused by the others with a sentence.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,7 @@ from foundation.errors import UserError
 from foundation.randomness import seeded_torch
 from foundation.registry import nearest
 from foundation.settings import LocalSettings, ModelSettings
-from foundation.targets import load_class
+from foundation.targets import construct, load_class
 from lightning_modules.networks import NETWORKS, default_network
 
 
@@ -126,6 +125,4 @@ def checked_head(module: nn.Module, names: list[str]) -> tuple[str, ...]:
 
 
 def _build_target(target: str, **context: Any) -> lightning.LightningModule:
-    found = load_target(target)
-    accepted = inspect.signature(found.__init__).parameters
-    return found(**{name: value for name, value in context.items() if name in accepted})
+    return construct("model.target", target, load_target(target), **context)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dis
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from actors.node_data import NodeFederations, shared_federation
+from actors.node_data import NodeData, NodeFederations, shared_federation
 from experiments.config import load_config
-from federated_data import DATASETS, build_federation
+from experiments.plan import make_plan
+from federated_data import DATASETS, build_federation, use_arrays
 from foundation.errors import UserError
 from foundation.settings import DataSettings, PartitionSettings
 
@@ -86,6 +88,35 @@ def test_what_there_is_no_room_for_is_the_longest_unused() -> None:
     assert len(node.loaded) == 3 and len(node.built) == 5
     node.get(*asked(0, rotations=4))
     assert len(node.loaded) == 3 and len(node.built) == 6
+
+
+def test_arrays_that_replace_others_are_loaded() -> None:
+    node, y = NodeFederations(ROOM), np.arange(40) % 2
+    try:
+        for value in (1, 2, 2):
+            use_arrays("replaced", (np.full((40, 3), value, np.uint8), y))
+            assert (node.get(*asked(0, name="replaced"))[1] == value).all()
+    finally:
+        DATASETS.remove("replaced")
+    assert (len(node.loaded), len(node.built)) == (2, 2)
+
+
+def test_a_run_sends_pixels_as_bytes_and_copies_nothing() -> None:
+    config = load_config(None, ["clients=4", "clusters=2", "data.rotations=2"])
+    federation = build_federation(config.data, config.partition, config.clients, config.seed)
+    plan = make_plan(config, federation)
+    assert plan.x is federation.x and plan.y is federation.y  # what RaySession puts into the object store
+    assert plan.x.dtype == np.uint8 and plan.x.shape == (1797, 1, 8, 8)
+
+
+@pytest.mark.ray
+def test_a_node_keeps_pixels_as_bytes_in_the_object_store(ray_cluster: Path) -> None:
+    import ray
+
+    node = NodeData(ROOM)
+    x = ray.get(node.get(*asked(0))[1])
+    assert x.dtype == np.uint8 and x.nbytes == 1797 * 64
+    assert not x.flags.writeable and not x.flags.owndata  # read where it is, not copied
 
 
 def test_a_wrong_partition_is_told_before_anything_is_loaded() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,15 @@ def test_emnist_letters_medmnist_and_tiny_imagenet(
         assert len(load_dataset(settings, 0).x_train) >= 2
     assert names(root) == {"EMNIST", "breastmnist.npz", "tiny-imagenet-200", "mapped"}
     assert not [*(root / "EMNIST").rglob("*.zip")]
+    # Whoever changes a byte of what was fetched is told, though nobody publishes this file's checksum.
+    path = root / "EMNIST" / "raw" / "emnist-letters-train-images-idx3-ubyte"
+    content = bytearray(path.read_bytes())
+    content[500] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        UserError, match=rf"{path.name} is damaged \(its MD5 is {data_files.md5(bytes(content))}"
+    ):
+        load_dataset(DataSettings(name="emnist_letters", root=str(root)), 0)
 
 
 @pytest.mark.parametrize("fault", ["cut", "changed", "absent"])
@@ -140,6 +151,19 @@ def test_leftovers_of_a_killed_fetch_go_and_those_of_a_live_one_stay(root: Path)
     assert not dead.exists() and alive.exists()
     assert names(root / "old") == {"fresh"}  # replaced whole
     assert names(root) == {"old", alive.name}
+
+
+def test_sigterm_during_a_fetch_leaves_nothing(root: Path) -> None:
+    def download(folder: Path) -> None:
+        (folder / "half").touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        fetch("x", DataSettings(root=str(root)), "http://nowhere", ["half"], download)
+    assert end.value.code == 143 and names(root) == set()
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_what_cannot_be_fetched_says_how_to_get_it(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 from federated_data import DATASETS, Dataset, load_dataset
+from federated_data.catalogue import fetch_dataset
 from federated_data.image_files import read_image
 from foundation.errors import UserError
 from foundation.settings import DataSettings
@@ -48,6 +50,17 @@ class TestCelebA:
         assert set(data.y_train.tolist()) == {1} and data.x_train.shape[1:] == (3, 16, 16)
         with pytest.raises(UserError, match=r"Unknown data\.attribute 'Smilling'.*Did you mean 'Smiling'"):
             load("celeba", tmp_path, attribute="Smilling")
+
+    def test_without_gdown_the_fetch_says_what_to_install(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = importlib.util.find_spec
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "gdown" else found(name))
+        with pytest.raises(
+            UserError, match=r"`pip install gdown`, or bring the files of https://.* to .*/celeba "
+        ):
+            fetch_dataset("celeba", DataSettings(root=str(tmp_path)))
+        assert not [*tmp_path.iterdir()]
 
     def test_damaged_texts_and_photographs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UserError, match=r"'celeba' is not here.*data fetch celeba.*gdown"):
@@ -114,6 +127,47 @@ class TestImageFolder:
         self.make(tmp_path / "pets")
         data = load("image_folder", tmp_path / "pets", test_fraction=0.2, grey=True, image_size=8)
         assert data.x_train.shape == (8, 1, 8, 8) and data.y_test.tolist() == [0, 1]
+
+    @pytest.mark.parametrize("left_by_older_versions", [False, True])
+    def test_one_folder_is_read_again_and_again(self, left_by_older_versions: bool, tmp_path: Path) -> None:
+        self.make(tmp_path / "pets", ("cat", "dog", "mapped"))  # nothing is odd about a class of this name
+        if left_by_older_versions:
+            (tmp_path / "pets" / "copies").mkdir()
+            (tmp_path / "pets" / "copies" / "image_folder-0123.json").write_text("{}")
+        first, again = (load("image_folder", tmp_path / "pets") for _ in range(2))
+        assert first.classes == again.classes == 3
+        assert (first.x_train == again.x_train).all() and (first.y_train == again.y_train).all()
+        settings = DataSettings(name="image_folder", root=str(tmp_path / "pets"))
+        assert DATASETS.find("image_folder").present(settings) == str(tmp_path / "pets")
+        (tmp_path / "pets" / "dog" / "9.png").write_bytes((tmp_path / "pets" / "dog" / "1.png").read_bytes())
+        changed = load("image_folder", tmp_path / "pets")
+        assert (len(changed.x_train) + len(changed.x_test), changed.classes) == (16, 3)
+
+    def test_copies_may_be_kept_among_the_classes(self, tmp_path: Path) -> None:
+        self.make(tmp_path)
+        for _ in range(2):
+            assert load("image_folder", tmp_path, cache=str(tmp_path / "copies")).classes == 2
+
+    def test_val_is_tested_on_and_train_alone_is_split(self, tmp_path: Path) -> None:
+        self.make(tmp_path / "train")
+        alone = load("image_folder", tmp_path, test_fraction=0.2)
+        assert (alone.classes, alone.y_test.tolist(), len(alone.x_train)) == (2, [0, 1], 8)
+        self.make(tmp_path / "val", count=2)
+        data = load("image_folder", tmp_path)
+        assert data.y_train.tolist() == [0] * 5 + [1] * 5 and data.y_test.tolist() == [0, 0, 1, 1]
+        self.make(tmp_path / "Test", count=1)  # joins the other, as in an .npz file
+        assert load("image_folder", tmp_path).y_test.tolist() == [0, 0, 1, 1, 0, 1]
+        self.make(tmp_path / "extra")
+        with pytest.raises(UserError, match=r"train/CLASS and extra/ side by side"):
+            load("image_folder", tmp_path)
+
+    def test_parts_without_training_images_and_classes_with_names_of_parts(self, tmp_path: Path) -> None:
+        self.make(tmp_path / "a" / "val")
+        self.make(tmp_path / "a" / "test")
+        with pytest.raises(UserError, match=r"has val/ and no train/"):
+            load("image_folder", tmp_path / "a")
+        self.make(tmp_path / "b", ("car", "train"))
+        assert load("image_folder", tmp_path / "b").classes == 2
 
     def test_what_cannot_be_is_a_sentence(self, tmp_path: Path) -> None:
         for root, sentence in ((tmp_path / "none", "is no folder"), (tmp_path, "is not one")):

@@ -107,6 +107,27 @@ def test_a_copy_whose_files_are_gone_is_made_again(tmp_path: Path) -> None:
     assert (make(tmp_path, made).x == X).all() and made == [1, 1]
 
 
+@pytest.mark.parametrize("file", ["x.npy", "y.npy", "owners.npy", "about.json"])
+@pytest.mark.parametrize("how", ["cut", "gone", "another"])
+def test_a_damaged_copy_is_made_again(file: str, how: str, tmp_path: Path) -> None:
+    made: list[int] = []
+    place = Path(make(tmp_path, made, mapped="yes").x.address).parent / file
+    content = place.read_bytes()
+    if how == "cut":
+        place.write_bytes(content[: len(content) // 2])
+    elif how == "gone":
+        place.unlink()
+    elif file.endswith("npy"):
+        np.save(place, np.zeros((3, 1, 6, 6), np.uint8))
+    else:
+        place.write_text('{"train": 8, "shape": [3, 1, 6, 6]}')
+    for _ in range(2):
+        again = make(tmp_path, made, mapped="yes")
+        assert (again.x == X).all() and again.y.tolist() == Y.tolist() and len(again.owners) == 10
+    assert made == [1, 1]
+    assert len([path for path in (tmp_path / "mapped").iterdir() if path.is_dir()]) == 1
+
+
 def test_a_killed_maker_leaves_nothing_that_is_taken_for_a_copy(tmp_path: Path) -> None:
     code = f"""
 import numpy as np, os, signal
@@ -120,8 +141,10 @@ stored(DataSettings(root={str(tmp_path)!r}), "mine", [], ["option"],
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True)
     assert done.returncode == -9, done.stderr
+    assert [*(tmp_path / "mapped").glob(".making-*")]
     fine = stored(DataSettings(root=str(tmp_path)), "mine", [], ["option"], recipe)
     assert (fine.x == X).all()
+    assert not [*(tmp_path / "mapped").glob(".making-*")]  # nor anything that takes room for ever
 
 
 def test_where_the_root_has_no_room_the_default_root_has(
@@ -158,6 +181,20 @@ def test_in_chunks_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     order = np.array([4, 0, 9, 1, 1, 7, 2])
     chunks = list(in_chunks(lambda i: X[i], order))
     assert [len(chunk) for chunk in chunks] == [3, 3, 1] and (np.concatenate(chunks) == X[order]).all()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    make(tmp_path)
+    printed = capsys.readouterr()
+    assert printed.out == "" and "Storing mine" in printed.err
+    assert ("100%" in printed.err) == terminal and ("10 samples, once" in printed.err) == (not terminal)
+    make(tmp_path)
+    assert capsys.readouterr().err == ""  # made already
 
 
 @pytest.fixture

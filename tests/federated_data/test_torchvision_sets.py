@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,39 @@ class TestFashionMnist:
             assert said in str(refusal.value)
 
 
+class TestWhatToDoAboutDamage:
+    """The advice brings the data set to where it is looked for, or says that only its owner can."""
+
+    def sentence(self, name: str, root: Path) -> str:
+        with pytest.raises(UserError, match="is damaged") as refusal:
+            load(name, root)
+        assert isinstance(pickle.loads(pickle.dumps(refusal.value)), UserError)
+        return str(refusal.value)
+
+    def test_what_can_be_fetched(self, tmp_path: Path) -> None:
+        root = tmp_path / "my data"
+        data_files.emnist(root / "EMNIST" / "raw", "letters", [1, 2])
+        (root / "EMNIST" / "raw" / "emnist-letters-test-images-idx3-ubyte").write_bytes(b"")
+        command = f"`python -m platform.launch data fetch emnist_letters data.root='{root}'`"
+        said = self.sentence("emnist_letters", root)
+        assert said.endswith(f"delete {root / 'EMNIST'} and get it again with {command}.")
+
+    def test_what_cannot(self, tmp_path: Path) -> None:
+        data_files.leaf(tmp_path / "femnist" / "all_data", {"ann": 2})
+        (path,) = (tmp_path / "femnist" / "all_data").iterdir()
+        path.write_text("{")
+        said = self.sentence("femnist", tmp_path)
+        assert said.endswith("bring it again, whole.") and "fetch" not in said
+
+    def test_what_belongs_to_a_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        data_files.fashion_mnist(tmp_path / "debian", packed=True)
+        monkeypatch.setattr(torchvision_sets, "DEBIAN", tmp_path / "debian")
+        said = self.sentence("fashion_mnist", tmp_path / "root")
+        assert (
+            said.endswith("(a file of a Debian package: install the package again).") and "fetch" not in said
+        )
+
+
 class TestCifar:
     @pytest.mark.parametrize(
         ("name", "folder", "first", "classes"),
@@ -109,6 +143,10 @@ class TestCifar:
         ):
             load("cifar10", tmp_path)
         assert not trap.exists()
+
+    def test_missing_names_both_layouts(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"cifar-10-batches-py or .*/cifar10_lossless_\*\.webp\. Get it"):
+            load("cifar10", tmp_path)
 
     def test_an_incomplete_folder_is_missing(self, tmp_path: Path) -> None:
         data_files.cifar(tmp_path / "cifar-100-python", "cifar100")

@@ -7,6 +7,7 @@ import pytest
 from torch import nn
 
 from experiments.config import check_network, load_config
+from experiments.runner import run_experiment
 from foundation.errors import UserError
 from foundation.settings import LocalSettings, ModelSettings
 from lightning_modules.base import build_module
@@ -77,3 +78,24 @@ def test_a_wrong_head_is_told_before_anything_starts(settings, sentence):
     )
     with pytest.raises(UserError, match=sentence):
         check_network(config, *IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "Needy",
+            r"model\.target=tests\.support\.modules\.Needy needs width, depth to be made, but is given local, ",
+        ),
+        ("Faulty", r"Faulty cannot be made: ValueError: not today \(modules\.py, line \d+\)"),
+    ],
+)
+def test_a_module_that_cannot_be_made_is_told_before_anything_starts(name, sentence, tmp_path):
+    settings = [
+        f"model.target=tests.support.modules.{name}",
+        "fleet.backend=in_process",
+        f"storage={tmp_path}",
+    ]
+    with pytest.raises(UserError, match=sentence):
+        run_experiment(load_config(None, settings), quiet=True)
+    assert not [*tmp_path.iterdir()]

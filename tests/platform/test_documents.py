@@ -15,6 +15,7 @@ from experiments.config import load_config
 from experiments.runner import run_experiment
 from experiments.sweep_config import load_sweep
 from experiments.sweep_directory import read_rows
+from federated_data import DATASETS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "DECISIONS.md", "CHANGELOG.md")
@@ -145,8 +146,24 @@ def test_resume_and_open_as_the_readme_shows(tmp_path, monkeypatch, capsys):
         made = Path("comparison" if "out=comparison" in words else "runs/my-run/report")
         assert (made / "report.html").stat().st_size > 1_000_000
     capsys.readouterr()
-    (code,) = [block for _, block in commands("python")]
+    (code,) = [block for _, block in commands("python") if "open_run" in block]
     exec(compile(code, "README.md", "exec"), {})
+
+
+def test_arrays_of_ones_own_as_the_readme_shows(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ARCHIPELAGO_CACHE", str(tmp_path / "cache"))
+    (code,) = [block for _, block in commands("python") if "use_arrays" in block]
+    lines = [line for line in code.splitlines() if line.strip() and "import" not in line]
+    assert len(lines) <= 10
+    more = '"fleet.backend=in_process", "local.steps=1", "name=my-arrays"'
+    try:
+        exec(compile(code.replace('"name=my-arrays"', more), "README.md", "exec"), {})
+        DATASETS.remove("mine")
+        assert platform.launch.main(["partition", "data=mine", "partition=natural", "clients=6"]) == 0
+    finally:
+        DATASETS.remove("mine")
+    assert experiments.open_run("runs/my-arrays").status.state == "finished"
 
 
 @pytest.mark.parametrize("line", [*of("ray job submit"), *of("ray start")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import foundation.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
 import lightning
 import torch
@@ -29,7 +31,7 @@ class Owned(lightning.LightningDataModule):
 
     def __init__(self, root: str) -> None:
         super().__init__()
-        assert root == "somewhere"
+        assert root in ("somewhere", str(Path.home() / "data"))
 
     def train_dataloader(self):
         return DataLoader([(torch.zeros(1, 4, 4, dtype=torch.uint8), 1, owner) for owner in "aabb"])
@@ -70,3 +72,8 @@ class Single(Pixels):
 
 class NoModule:
     pass
+
+
+class Needy(Pixels):
+    def __init__(self, root: str, side: int) -> None:
+        super().__init__()

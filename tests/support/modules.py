@@ -67,3 +67,15 @@ class TwoOptimizers(ForeignModule):
 
     def configure_optimizers(self):  # type: ignore[no-untyped-def]
         return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.2)]
+
+
+class Needy(ForeignModule):
+    """Asks for more than it is given."""
+
+    def __init__(self, width: int, *, depth: int, classes: int | None = None) -> None:
+        super().__init__()
+
+
+class Faulty(ForeignModule):
+    def __init__(self) -> None:
+        raise ValueError("not today")
