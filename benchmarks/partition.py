@@ -19,6 +19,7 @@ CASES: dict[str, dict[str, Any]] = {
     "quantity": {"alpha": 1.0},
     "dirichlet": {"alpha": 0.1},
     "dirichlet, alpha 0.01": {"alpha": 0.01},
+    "dirichlet, alpha 0.01, as fedbase": {"alpha": 0.01, "compat": "fedbase"},
     "dirichlet, shared out anew": {"alpha": 0.1, "test_share": 0.25, "min_size": 3},
     "cluster_dirichlet": {"groups": 100},
     "n_class": {},

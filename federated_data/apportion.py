@@ -78,10 +78,13 @@ def apportion_rows(totals: Integers, shares: NDArray[np.float64]) -> Integers:
     return counts
 
 
-def apportion_groups(totals: Integers, weights: Integers, groups: Integers) -> Integers:
+def apportion_groups(
+    totals: Integers, weights: Integers, groups: Integers, ties: NDArray[Any] | None = None
+) -> Integers:
     """`apportion` for many totals at once: `totals[g]` by the whole-number weights of the members of group g.
 
-    A group whose weights are all zero must have nothing to split.
+    A group whose weights are all zero must have nothing to split. Equal remainders go to the smallest of `ties`, then
+    to the lowest position.
 
     >>> apportion_groups(np.array([10, 1]), np.array([3, 2, 1, 1, 5, 7]), np.array([0, 0, 0, 0, 1, 1])).tolist()
     [4, 3, 2, 1, 0, 1]
@@ -96,7 +99,7 @@ def apportion_groups(totals: Integers, weights: Integers, groups: Integers) -> I
     rest = scaled - parts * scale[groups]
     left = totals.copy()
     np.subtract.at(left, groups, parts)
-    order = np.lexsort((-rest, groups))
+    order = np.lexsort((-rest, groups) if ties is None else (ties, -rest, groups))
     parts[order[ranks(groups[order]) < left[groups[order]]]] += 1
     return parts
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federated_data.apportion import Integers
-from federated_data.partitions_core import Labels, Partition, Partitioner, split_at
+from federated_data.apportion import Integers, ranks
+from federated_data.partitions_core import Labels, Partition, Partitioner, set_aside, split_at
 from federated_data.shifts import variants_of_clients, variants_of_samples
 from foundation.errors import UserError
 from foundation.randomness import generator
@@ -130,7 +130,7 @@ def divide(split: Partitioner, task: Task) -> Division:
         labels, offset = _pooled(labels, settings.test_share), 0
     parts = split(labels, settings, task.clients, rng)
     groups, levels = parts.groups, parts.levels
-    held = _client_data(parts, settings, offset, seed)
+    held = _client_data(parts, labels, settings, offset, seed)
     if variants > 1 and not split.mixes:
         variant, groups, crossing = variants_of_clients(groups, variants, task.clients, task.crossed)
         if crossing is not None:
@@ -198,23 +198,22 @@ def _by_holder(held: tuple[ClientData, ...], values: Integers, samples: int, nob
 
 
 def _client_data(
-    divided: Partition, settings: PartitionSettings, offset: int, seed: int
+    divided: Partition, labels: Labels, settings: PartitionSettings, offset: int, seed: int
 ) -> tuple[ClientData, ...]:
-    """Positions in the joint array; with `validation`, one training sample at least goes there, one stays."""
-    clients = []
-    for number, (train, test) in enumerate(zip(divided.train, divided.test, strict=True)):
-        validation = train[:0]
-        if settings.validation > 0:
-            if len(train) < 2:
-                raise UserError(
-                    f"partition.validation={settings.validation} needs two training samples of every client, "
-                    f"but client {number} has {len(train)}: set partition.min_size=2, or no validation."
-                )
-            kept = min(max(round(settings.validation * len(train)), 1), len(train) - 1)
-            shuffled = generator(seed, "validation", client=number).permutation(train)
-            validation, train = np.sort(shuffled[:kept]), np.sort(shuffled[kept:])
-        clients.append(ClientData(train, validation, test + offset))
-    return tuple(clients)
+    """Positions in the joint array; with `validation`, a share of each class, one sample at least, goes there."""
+    train, validation = divided.train, tuple(each[:0] for each in divided.train)
+    if settings.validation > 0:
+        number = min(range(len(train)), key=lambda client: len(train[client]))
+        if len(train[number]) < 2:
+            raise UserError(
+                f"partition.validation={settings.validation} needs two training samples of every client, "
+                f"but client {number} has {len(train[number])}: set partition.min_size=2, or no validation."
+            )
+        strata = labels.train if labels.classes is not None else np.zeros(len(labels.train), dtype=np.int64)
+        rng = generator(seed, "validation")
+        train, validation = set_aside(train, strata, settings.validation, rng, floors=False)
+    parts = zip(train, validation, divided.test, strict=True)
+    return tuple(ClientData(to_train, kept, to_test + offset) for to_train, kept, to_test in parts)
 
 
 def _hold_out(
@@ -228,7 +227,8 @@ def _hold_out(
 ) -> tuple[tuple[ClientData, ...], tuple[Integers, ...]]:
     """Take a share of the test samples away from the clients, as one set per planted distribution.
 
-    A client keeps one test sample at least of every class it is tested on; one of every source, if it mixes them.
+    A client keeps one test sample at least of every class it is tested on; one of every source, if it mixes them. The
+    sets of a mixture have the same number of each class, as far as there are any (FedSoft draws them so).
     """
     share = (0.5 if split.mixes else 0.0) if settings.holdout is None else settings.holdout
     if share == 0:
@@ -247,15 +247,21 @@ def _hold_out(
     sizes = np.array([len(client.test) for client in held])
     holder = np.repeat(np.arange(len(held)), sizes)
     y = np.zeros(len(test), dtype=np.int64)
-    if labels.classes is not None and not split.mixes:
+    if labels.classes is not None:
         y = np.concatenate([labels.train, labels.test])[test]
     kind = sources[test] if split.mixes and sources is not None else groups[holder]
     shuffled = generator(seed, "holdout").permutation(len(test))
-    order = shuffled[np.lexsort((y[shuffled], kind[shuffled], holder[shuffled]))]
-    cell = np.stack([holder, kind, y])[:, order]
+    cells = np.stack([holder, kind, np.zeros_like(y) if split.mixes else y])
+    order = shuffled[np.lexsort(cells[::-1, shuffled])]
+    cell = cells[:, order]
     spare = np.zeros(len(test), dtype=bool)
     spare[order[1:]] = (cell[:, 1:] == cell[:, :-1]).all(axis=0)  # all but the first of each cell
-    taken = shuffled[spare[shuffled]][: round(share * len(test))]
+    free = shuffled[spare[shuffled]]
+    if split.mixes:  # one of each source and class in turn
+        number = kind * (int(y.max()) + 1) + y
+        free = free[np.argsort(number[free], kind="stable")]
+        free = free[np.argsort(ranks(number[free]), kind="stable")]
+    taken = free[: round(share * len(test))]
     stays = np.ones(len(test), dtype=bool)
     stays[taken] = False
     kept = split_at(test[stays], np.bincount(holder[stays], minlength=len(held)))

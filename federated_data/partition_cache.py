@@ -12,21 +12,18 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from federated_data.division import Division, Task, divide
+from federated_data.kept import cache_folder, content_of, feed
 from federated_data.partitions_core import Partitioner
 from foundation.files import whole_file
 from foundation.settings import PartitionSettings
 
 # Raised with every change that makes the same settings and seed give another division.
-VERSION = 2
+VERSION = 3
 _FORMAT = "archipelago-partition-1"
 
 
@@ -38,7 +35,7 @@ def address(task: Task) -> str:
     facts = [VERSION, np.__version__, labels.classes, chosen, *rest]
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
     known = {field.name: getattr(labels, field.name) for field in dataclasses.fields(labels)}
-    _feed(digest, {name: value for name, value in known.items() if isinstance(value, np.ndarray)})
+    feed(digest, {name: value for name, value in known.items() if isinstance(value, np.ndarray)})
     return digest.hexdigest()
 
 
@@ -48,7 +45,7 @@ def folder(settings: PartitionSettings) -> Path | None:
         return None
     if settings.cache != "auto":
         return Path(settings.cache).expanduser()
-    return Path(os.environ.get("ARCHIPELAGO_CACHE") or "~/.cache/archipelago").expanduser() / "partitions"
+    return cache_folder("partitions")
 
 
 def divided(split: Partitioner, task: Task) -> Division:
@@ -73,7 +70,7 @@ def _read(path: Path) -> Division | None:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
     except (OSError, SafetensorError):
         return None
-    if said.get("format") != _FORMAT or said.get("content") != _content(arrays):
+    if said.get("format") != _FORMAT or said.get("content") != content_of(arrays):
         return None
     return Division.from_arrays(arrays)
 
@@ -84,16 +81,4 @@ def _write(path: Path, division: Division) -> None:
     arrays = division.arrays()
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path, durable=False) as file:
-        file.write(save(arrays, metadata={"format": _FORMAT, "content": _content(arrays)}))
-
-
-def _content(arrays: Mapping[str, NDArray[Any]]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    _feed(digest, arrays)
-    return digest.hexdigest()
-
-
-def _feed(digest: hashlib.blake2b, arrays: Mapping[str, NDArray[Any]]) -> None:
-    for name in sorted(arrays):
-        digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data)
+        file.write(save(arrays, metadata={"format": _FORMAT, "content": content_of(arrays)}))

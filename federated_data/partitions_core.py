@@ -269,9 +269,17 @@ def tested(size: int, share: float) -> int:
 
 
 def set_aside(
-    held: Sequence[Integers], strata: NDArray[Any], share: float, rng: np.random.Generator
+    held: Sequence[Integers],
+    strata: NDArray[Any],
+    share: float,
+    rng: np.random.Generator,
+    *,
+    floors: bool = True,
 ) -> tuple[tuple[Integers, ...], tuple[Integers, ...]]:
-    """Each client's samples in two, to train and to test on: of every stratum in both, where the share allows."""
+    """Each client's samples in two, to train and to test on: of every stratum in both, where the share allows.
+
+    Without `floors` in the proportions of its strata as near as can be, and exactly the share of its samples.
+    """
     samples, sizes = np.concatenate(held), np.array([len(each) for each in held], dtype=np.int64)
     owner = np.repeat(np.arange(len(held)), sizes)
     order = rng.permutation(len(samples))
@@ -282,24 +290,30 @@ def set_aside(
     in_cell, first = np.bincount(cell), np.unique(cell, return_index=True)[1]
     client = kind[0, first]
     wanted = np.clip(np.rint(share * sizes).astype(np.int64), 1, sizes - 1)
-    away = _given_away(in_cell, client, wanted)
+    ties = rng.random(len(in_cell))  # no stratum is preferred, at every client, for its number
+    away = (_given_away if floors else _in_proportion)(in_cell, client, wanted, ties)
     goes = np.zeros(len(samples), dtype=bool)
     goes[order[ranks(cell) < away[cell]]] = True
     counts = np.bincount(owner[goes], minlength=len(held))
     return split_at(samples[~goes], sizes - counts), split_at(samples[goes], counts)
 
 
-def _given_away(in_cell: Integers, client: Integers, wanted: Integers) -> Integers:
+def _in_proportion(in_cell: Integers, client: Integers, wanted: Integers, ties: Shares) -> Integers:
+    """How many samples of each cell go, so that `wanted[i]` of client i's do."""
+    return apportion_groups(wanted, in_cell, client, ties)
+
+
+def _given_away(in_cell: Integers, client: Integers, wanted: Integers, ties: Shares) -> Integers:
     """How many samples of each cell go, so that `wanted[i]` of client i's do and one of each cell stays."""
     spare, clients = in_cell - 1, len(wanted)
     most = np.bincount(client, weights=spare, minlength=clients).astype(np.int64)
     wanted = np.minimum(wanted, most)
-    away = apportion_groups(wanted, spare, client)
+    away = apportion_groups(wanted, spare, client, ties)
     floor = (spare > 0).astype(np.int64)
     floor *= (np.bincount(client, weights=floor, minlength=clients) <= wanted)[client]
     missing = np.maximum(floor - away, 0)
     due = np.bincount(client, weights=missing, minlength=clients).astype(np.int64)
-    away += missing - apportion_groups(due, np.maximum(away - floor, 0), client)
+    away += missing - apportion_groups(due, np.maximum(away - floor, 0), client, ties)
     # Whoever has nothing but single samples is tested on one of them all the same.
     away[np.unique(client, return_index=True)[1][most == 0]] = 1
     return away

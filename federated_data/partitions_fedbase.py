@@ -3,7 +3,8 @@
 Ma et al., "Structured Federated Learning through Clustered Additive Modeling" (NeurIPS 2023), and Ma's thesis
 "Clustered Federated Learning" used the package fedbase (0.6.9 and later). For comparison with their tables only:
 proportions are floored to two decimals, which loses samples; clients with five test samples or fewer are dropped;
-what is then missing is filled up with copies of other clients.
+what is then missing is filled up with copies of other clients. One thing is not repeated: where a second draw
+leaves more clients than were asked for, the surplus is dropped, since an experiment says how many it has.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from __future__ import annotations
 import numpy as np
 
 from federated_data.apportion import Integers
-from federated_data.partitions_core import Labels, Partition, Shares, planted_groups, refuse_classes
+from federated_data.partitions_core import (
+    Labels,
+    Partition,
+    Shares,
+    planted_groups,
+    refuse_classes,
+    split_at,
+)
 from foundation.errors import UserError
 from foundation.settings import PartitionSettings
 
@@ -136,15 +144,20 @@ def _indicators(classes: int, kinds: int, nodes: int, rng: np.random.Generator) 
     return owns / np.maximum(owns.sum(axis=1, keepdims=True), 1)
 
 
-def _slices(values: Integers, at: Integers, kinds: Integers, shares: Shares) -> list[Integers]:
+def _slices(values: Integers, at: Integers, kinds: Integers, shares: Shares) -> tuple[Integers, ...]:
     """Consecutive, unshuffled slices of every label, in rounded sizes, for each node."""
-    pieces: list[list[Integers]] = [[] for _ in range(shares.shape[1])]
+    nodes = shares.shape[1]
+    held, owners = [], []
     for row, kind in enumerate(kinds):
         mine = at[values[at] == kind]
         ends = np.cumsum(np.rint(len(mine) * shares[row]).astype(np.int64))
-        for node, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-            pieces[node].append(mine[start:end])
-    return [np.sort(np.concatenate(each)) for each in pieces]
+        held.append(mine)
+        owners.append(
+            np.searchsorted(ends, np.arange(len(mine)), side="right")
+        )  # `nodes`: beyond the last slice
+    position, owner = np.concatenate(held), np.concatenate(owners)
+    order = np.lexsort((position, owner))[: int((owner < nodes).sum())]
+    return split_at(position[order], np.bincount(owner[owner < nodes], minlength=nodes))
 
 
 def _finish(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from federated_data import (
     PARTITIONS,
     Federation,
+    Labels,
     build_federation,
     client_table,
     count_table,
@@ -97,6 +101,16 @@ class TestHoldOut:
         ]
         assert sizes == [400, 0, 200]
 
+    def test_mixtures_hold_out_as_many_of_each_class(self) -> None:
+        # Twelve times as many test samples of class 0 as of class 1, and enough of both.
+        y = np.tile(np.repeat([0, 1], [120, 10]), 20)
+        sources = np.repeat([0, 1], len(y) // 2)
+        labels = Labels("uneven", y, y, 2, sources, sources)
+        task = Task(labels, PartitionSettings(name="mixture", holdout=0.1), 4, 0)
+        made = divide(PARTITIONS.find("mixture"), task)
+        counts = [np.bincount(y[held - len(y)], minlength=2).tolist() for held in made.holdout]
+        assert len(counts) == 2 and counts[0] == counts[1] and counts[0][0] == counts[0][1] > 10
+
     def test_what_cannot_be_held_out(self) -> None:
         with pytest.raises(UserError, match="partition=dirichlet plants none: use partition=mixture"):
             build(name="dirichlet", holdout=0.2)
@@ -166,6 +180,30 @@ class TestContentAddress:
         assert (
             partition_cache.address(Task(dataclasses.replace(labels, name="x"), elsewhere, 8, 0)) in addresses
         )
+
+    def test_every_process_finds_the_same_address_and_content(self, tmp_path: Path) -> None:
+        """Nodes share a folder: what one has divided, the others find, whatever salts their hashes."""
+        code = """
+from federated_data import build_federation
+from foundation.settings import DataSettings, PartitionSettings
+made = build_federation(DataSettings(name="synthetic", samples=400),
+                        PartitionSettings(name="mixture", mixture="random"), 5, 3)
+print(made.address, made.fingerprint)
+"""
+        environment = {**os.environ, "ARCHIPELAGO_CACHE": str(tmp_path), "PYTHONHASHSEED": "7"}
+        root = Path(__file__).parents[2]
+        there = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        data = {"name": "synthetic", "samples": 400}
+        here = build(5, seed=3, data=data, cache="off", name="mixture", mixture="random")
+        assert there.stdout.split() == [here.address, here.fingerprint]
+        assert [path.stem for path in (tmp_path / "partitions").iterdir()] == [here.address]
 
     def test_where_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ARCHIPELAGO_CACHE", "/somewhere")

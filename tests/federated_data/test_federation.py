@@ -120,6 +120,20 @@ class TestValidation:
             assert (before.test == after.test).all()
         assert held.sizes.sum() < plain.sizes.sum()
 
+    def test_of_every_class_as_of_all(self) -> None:
+        for partition in ({}, {"name": "n_class"}, {"name": "iid", "test_share": 0.3}):
+            made = build(validation=0.1, **partition)
+            for client in made.clients:
+                held = np.append(client.train, client.validation)
+                total, kept = (np.bincount(made.y[part], minlength=10) for part in (held, client.validation))
+                quota = len(client.validation) * total / total.sum()
+                assert (np.abs(kept - quota) < 1).all()
+        # Of seven samples for ten equal classes, which ones is a matter of chance, not of their numbers.
+        seen = np.bincount(
+            np.concatenate([made.y[client.validation] for client in made.clients]), minlength=10
+        )
+        assert seen.min() > 0
+
     def test_every_client_draws_its_own(self) -> None:
         kept = {
             tuple(np.searchsorted(np.sort(np.append(client.train, client.validation)), client.validation))

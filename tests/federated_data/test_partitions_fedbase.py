@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from federated_data import Labels
 from federated_data.partitions_fedbase import _indicators, _slices
 from foundation.errors import UserError
 from foundation.randomness import generator
-from tests.support.partitions import divide, labels_of, table
+from tests.support.partitions import checked, divide, labels_of, table
 
 # As CIFAR-10: 5,000 training and 1,000 test samples of each of ten classes.
 CIFAR = Labels("cifar", np.arange(50_000) % 10, np.arange(10_000) % 10, 10)
@@ -60,6 +62,30 @@ def test_cluster_wise(
     assert np.mean(held) == pytest.approx(classes, abs=0.3)
     groups = made[0].groups
     assert groups is not None and groups.tolist() == np.repeat(np.arange(10), 20).tolist()
+
+
+@checked
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from(["dirichlet", "n_class", "cluster_dirichlet", "cluster_n_class"]),
+    st.integers(2, 12),
+    st.integers(3, 6),
+)
+def test_what_every_published_partition_keeps(seed: int, name: str, clients: int, classes: int) -> None:
+    labels = labels_of([200] * classes, [80] * classes)
+    changes = {"alpha": 1.0, "alpha_within": 10.0, "classes": 3, "classes_within": 2, "groups": 2}
+    made = divide(name, labels, clients, seed, compat="fedbase", **changes)
+    again = divide(name, labels, clients, seed, compat="fedbase", **changes)
+    assert len(made.train) == len(made.test) == len(made.copy_of) == clients
+    for one, other in zip((*made.train, *made.test), (*again.train, *again.test), strict=True):
+        assert one.tobytes() == other.tobytes() and (np.diff(one) > 0).all()  # none twice at one client
+    assert min(len(part) for part in made.test) > 5 and min(len(part) for part in made.train) > 0
+    for client, of in enumerate(made.copy_of):
+        assert of < client and (of < 0 or np.array_equal(made.test[client], made.test[of]))
+    # Train and test have the same classes, up to those whose share rounds to nothing.
+    held = [table(*part, classes) for part in ((labels.train, made.train), (labels.test, made.test))]
+    few = 200 * 0.5 / 80 + 1  # training samples of a class, where half a test sample or less is rounded away
+    assert not ((held[0] > few) & (held[1] == 0)).any() and not ((held[1] > 0) & (held[0] == 0)).any()
 
 
 def test_slices_by_hand() -> None:

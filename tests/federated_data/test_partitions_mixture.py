@@ -139,6 +139,26 @@ class TestNatural:
             return Labels("written", y, y, 3, None, None, owners, owners, share)
         return Labels("written", np.arange(105) % 3, np.arange(17) % 3, 3, None, None, train, test)
 
+    @checked
+    @given(st.data(), st.integers(0, 2**31))
+    def test_what_every_natural_partition_keeps(self, data: st.DataObject, seed: int) -> None:
+        owners = data.draw(st.integers(2, 9))
+        parts = [np.array(data.draw(st.lists(st.integers(0, owners - 1), min_size=20, max_size=60)))
+                 for _ in range(2)]  # fmt: skip
+        labels = Labels("written", *(np.arange(len(part)) % 3 for part in parts), 3, None, None, *parts)
+        sizes = [np.bincount(part, minlength=owners) for part in parts]
+        fit = np.flatnonzero((sizes[0] >= 2) & (sizes[1] > 0))
+        if len(fit) < 2:
+            return
+        clients = data.draw(st.integers(1, len(fit)))
+        made, again = (divide("natural", labels, clients, seed, min_size=2) for _ in range(2))
+        whose = [int(parts[0][held[0]]) for held in made.train]
+        assert len(set(whose)) == clients and set(whose) <= set(fit.tolist())
+        for owner, train, test, same in zip(whose, made.train, made.test, again.train, strict=True):
+            assert np.array_equal(train, np.flatnonzero(parts[0] == owner))
+            assert np.array_equal(test, np.flatnonzero(parts[1] == owner))
+            assert train.tobytes() == same.tobytes()
+
     def test_a_client_is_an_owner_with_all_of_its_samples(self) -> None:
         labels = self.labels()
         made = divide("natural", labels, 5)  # owner 3 has nothing to be tested on
