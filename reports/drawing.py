@@ -267,14 +267,8 @@ def _heatmap(data: Data) -> Drawn:
                     interpolation="nearest")  # fmt: skip
     else:
         scale = LinearSegmentedColormap.from_list("islands", ["#f3ecdf", "#9ccfc9", "#3f86b5", "#1f2f6b"])
-        image = axes.imshow(
-            z,
-            cmap=scale,
-            vmin=z.min(),
-            vmax=1 if data["title"] == "cosine" else z.max(),
-            aspect="equal",
-            interpolation="nearest",
-        )
+        low, high = data.get("range") or (z.min(), 1 if data["title"] == "cosine" else z.max())
+        image = axes.imshow(z, cmap=scale, vmin=low, vmax=high, aspect="equal", interpolation="nearest")
         drawn.colorbar(image, ax=axes, label=data["title"], shrink=0.85)
     for edge in data["edges"]:
         axes.axhline(edge, color="white", linewidth=1)

@@ -106,6 +106,20 @@ def distances(counts: Numbers) -> NDArray[np.float64]:
     return found
 
 
+def alikeness(
+    described: Described, most: int = SHOWN
+) -> tuple[Numbers, NDArray[np.float64], tuple[str, ...]]:
+    """(clients, by planted group and evenly chosen of many; how alike any two are; what was compared).
+
+    One minus the distance of what they train on: 1 alike, 0 nothing in common. Nothing is compared, and no client
+    told from another, where targets are real numbers of one source.
+    """
+    shown, facts = _some(described.order, most), described.facts
+    compared = (*["classes"] * (facts["classes"] is not None), *["sources"] * (facts["sources"] > 1))
+    by = "kind" if facts["sources"] > 1 else "label"
+    return shown, 1 - distances(described.table(by=by)[shown]), compared
+
+
 def divergence(described: Described, by: str = "label") -> dict[str, float | None]:
     """Mean distance of pairs of clients: of all, of pairs in different planted groups, in the same one."""
     chosen = _some(np.arange(described.facts["clients"]), COMPARED)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foundation.files import whole_file
-from reports.federation import SHOWN, Described, distances, divergence, read_federation
+from reports.federation import SHOWN, Described, alikeness, divergence, read_federation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,15 +86,12 @@ def similarity(described: Described) -> Figure:
     """How alike any two clients are: one minus the total variation distance of what they hold."""
     from matplotlib.figure import Figure
 
-    shown = _shown(described)
-    by = "kind" if described.facts["sources"] > 1 else "label"
-    alike = 1 - distances(described.table(by=by)[shown])
+    shown, alike, compared = alikeness(described)
     figure = Figure(figsize=(7.4, 6.6), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(alike, vmin=0, vmax=1, cmap="viridis", interpolation="nearest",
                         extent=(0, len(shown), len(shown), 0))  # fmt: skip
     bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
-    compared = ["classes"] * (described.facts["classes"] is not None) + ["sources"] * (by == "kind")
     bar.set_label(
         f"similarity of {' and '.join(compared) or 'samples'}: 1 alike, 0 nothing in common", color=GREY
     )
@@ -112,7 +109,7 @@ def similarity(described: Described) -> Figure:
     axes.set_ylabel(what, color=GREY)
     axes.tick_params(length=0, colors=GREY)
     axes.spines[:].set_visible(False)
-    _title(figure, described, _similarity_title(described, by))
+    _title(figure, described, _similarity_title(described, "kind" if "sources" in compared else "label"))
     return _laid_out(figure)
 
 

@@ -10,7 +10,7 @@
 | spread  | `y` title; `series` of name, values, color |
 | flow    | `columns`; `nodes` of column, name, size, color; `links` of source, target, count |
 | scatter | `panels` of title, x, y, client, color, symbol; `colors` and `symbols` are their names |
-| heatmap | `z`; `x`, `y` labels; `edges` between blocks; `title` of the scale; `names` if values are categories |
+| heatmap | `z`; `x`, `y` labels; `edges` between blocks; `title`, fixed `range` of the scale; `names` of categories |
 | images  | `rows` of name, about, image (PNG as base64), width, height |
 """
 
@@ -52,6 +52,7 @@ FAMILIES = (
     "convergence", "bars", "clients", "sizes", "planted", "flow", "map", "centres", "cosine", "examples",
     "weights-rounds", "weights-clients",
     "distributions-rounds", "distributions", "levels", "work", "time", "communication", "labels",
+    "similarity",
 )  # fmt: skip
 
 

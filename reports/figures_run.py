@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reports.federation import SHOWN, read_federation
+from reports.federation import SHOWN, alikeness, divergence, read_federation
 from reports.figures import Figure, numbers, spaced
 from reports.figures_results import level_rounds
 from reports.runs import RunFiles
 
 _FEW = 4  # runs on a page that can show everything
 _IMAGES, _IMAGES_OF_MANY = 14, 3  # example images of a cluster
-_COMPARED = 100  # clients in a heatmap, where there are many runs
+_COMPARED, _MOST_COMPARED = 100, 200  # clients in a heatmap: where there are many runs, and at most
 _WEIGHT_ROUNDS = 60
 Labels = npt.NDArray[np.int64]
 
@@ -32,7 +32,7 @@ def run_figures(run: RunFiles, title: str, beside: int = 1) -> list[Figure]:
         _sizes, _flow, _planted, _maps, _centres, _weights, _distributions, _levels, _labels,
     ]  # fmt: skip
     found = [figure for maker in makers for figure in maker(run)]
-    found += [*_cosines(run, beside), *_examples(run, beside)]
+    found += [*_cosines(run, beside), *_examples(run, beside), *_similarity(run, beside)]
     return [
         Figure(f.family, f.section, f.title, f.caption, f.kind, f.data, {"run": title, **f.choice})
         for f in found
@@ -379,3 +379,28 @@ def _labels(run: RunFiles) -> list[Figure]:
         ", by planted group." if groups is not None else "."
     )
     return [Figure("labels", "data", "Who holds what", about, "stack", data)]
+
+
+def _similarity(run: RunFiles, beside: int) -> list[Figure]:
+    """How alike the data of any two clients is."""
+    if not (run.path / "federation" / "facts.json").is_file():
+        return []
+    described = read_federation(run.path)
+    shown, alike, compared = alikeness(described, _MOST_COMPARED if beside <= _FEW else _COMPARED)
+    if not compared or len(shown) < 2:
+        return []
+    groups, every = described.groups, described.facts["clients"]
+    mean = divergence(described, "kind" if "sources" in compared else "label")
+    about = f"What every two clients train on, by {' and '.join(compared)}: 1 alike, 0 nothing in common" + (
+        f"; {len(shown)} of {every:,} clients, evenly chosen." if len(shown) < every else "."
+    )
+    if mean["between"] is not None and mean["within"] is not None:
+        about += (
+            " Clients in the order of their planted groups (lines between them); mean similarity "
+            f"{1 - mean['between']:.2f} between groups, {1 - mean['within']:.2f} within."
+        )
+    names = [f"client {c}" + ("" if groups is None else f" (group {groups[c]})") for c in shown]
+    edges = [] if groups is None else (np.flatnonzero(np.diff(groups[shown])) + 0.5).tolist()
+    data = {"z": np.round(alike, 2).tolist(), "x": names, "y": names, "edges": edges, "title": "similarity",
+            "names": None, "range": [0, 1]}  # fmt: skip
+    return [Figure("similarity", "data", "How alike clients' data is", about, "heatmap", data)]

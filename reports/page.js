@@ -169,7 +169,7 @@
         traces[0].colorscale = PALETTE.flatMap((hex, at) => [[at / PALETTE.length, hex], [(at + 1) / PALETTE.length, hex]]);
         if (top < 0) { traces[0].z = data.z; }
       } else {
-        Object.assign(traces[0], { colorscale: [[0, "#f3ecdf"], [0.35, "#9ccfc9"], [0.7, "#3f86b5"], [1, "#1f2f6b"]], zmin: lowest, zmax: data.title === "cosine" ? 1 : Math.max(...data.z.flat()),
+        Object.assign(traces[0], { colorscale: [[0, "#f3ecdf"], [0.35, "#9ccfc9"], [0.7, "#3f86b5"], [1, "#1f2f6b"]], zmin: data.range ? data.range[0] : lowest, zmax: data.range ? data.range[1] : data.title === "cosine" ? 1 : Math.max(...data.z.flat()),
           colorbar: { thickness: 10, outlinewidth: 0, title: { text: data.title, side: "right", font: { size: 11 } }, tickfont: { size: 10 } } });
       }
       const shapes = data.edges.flatMap((at) => [

@@ -213,7 +213,7 @@ def test_every_figure_that_the_runs_can_show_is_there(figures: list[dict[str, An
     families = {each["family"] for each in figures}
     assert families == {
         "convergence", "bars", "clients", "work", "time", "communication", "sizes", "flow", "planted", "map", "cosine",
-        "centres", "examples", "weights-rounds", "weights-clients", "levels", "labels",
+        "centres", "examples", "weights-rounds", "weights-clients", "levels", "labels", "similarity",
     }  # fmt: skip
 
 
@@ -263,7 +263,7 @@ def test_models_on_distributions_are_the_metrics(tmp_path: Path) -> None:
     assert one(found, "distributions")["z"] == [[75.0, 12.5]]
 
 
-def test_label_bars_count_training_samples_by_group(tmp_path: Path) -> None:
+def test_bars_and_heatmap_of_the_federation_by_group(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -280,9 +280,16 @@ def test_label_bars_count_training_samples_by_group(tmp_path: Path) -> None:
               "label": [0, 1, 1, 0, 1], "samples": [3, 4, 5, 6, 7]}  # fmt: skip
     pq.write_table(pa.table(counts), path / "federation" / "counts.parquet")
     built = build_report(ReportRequest([str(path)], figures="no"))
-    data = one(figures_in((built.folder / "report.html").read_text()), "labels")
-    assert data["at"] == ["client 1 (group 0)", "client 0 (group 1)", "client 2 (group 1)"]
+    found = figures_in((built.folder / "report.html").read_text())
+    data, names = one(found, "labels"), ["client 1 (group 0)", "client 0 (group 1)", "client 2 (group 1)"]
+    assert data["at"] == names
     assert [each["y"] for each in data["series"]] == [[0, 3, 6], [5, 4, 0]]
+    # Shares of class 0: 0, 3/7 and 1.
+    data = one(found, "similarity")
+    assert data["x"] == data["y"] == names and data["edges"] == [0.5] and data["range"] == [0, 1]
+    assert data["z"] == [[1.0, 0.57, 0.0], [0.57, 1.0, 0.43], [0.0, 0.43, 1.0]]
+    (caption,) = [each["caption"] for each in found if each["family"] == "similarity"]
+    assert "mean similarity 0.29 between groups, 0.43 within" in caption
 
 
 # The file ---------------------------------------------------------------------------------------------------
