@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from actors.participation import held_out
 from experiments.config import config_to_yaml
 from experiments.run_directory import is_run, write_federation
+from experiments.storage import join
 from federated_data import build_federation
 from foundation.errors import UserError
 from foundation.files import write_whole
 from foundation.settings import ExperimentSettings
 
 
-def write_partition(config: ExperimentSettings) -> Path:
-    """Divide the data as the experiment would and leave what it came to in `storage/name`."""
+def partition_address(config: ExperimentSettings) -> str:
+    """Where a partition goes: `storage/name`, a folder or an address in an object store."""
     name = config.name or f"partition-{config.data.name}-{config.partition.name}-seed{config.seed}"
-    path = Path(config.storage).expanduser() / name
+    return join(config.storage, name)
+
+
+def write_partition(config: ExperimentSettings, folder: Path | None = None) -> Path:
+    """Divide the data as the experiment would and leave what it came to in `folder` (default: `storage/name`)."""
+    path = Path(partition_address(config)) if folder is None else folder
     if is_run(path):
         raise UserError(
-            f"{path} is a run directory, which a partition would spoil: choose another name=NAME."
+            f"{partition_address(config)} is a run directory, which a partition would spoil: choose another name=NAME."
         )
     federation = build_federation(config.data, config.partition, config.clients, config.seed)
     try:
@@ -30,3 +37,12 @@ def write_partition(config: ExperimentSettings) -> Path:
             f"Cannot write {path} ({error.strerror}); choose a folder that can be written with storage=..."
         ) from error
     return path
+
+
+def held_out_clients(config: ExperimentSettings) -> list[tuple[str, str]]:
+    """Who would never train (`holdout_clients`), as a row for the description of a partition."""
+    found = held_out(config.clients, config.holdout_clients, config.seed)
+    if not len(found):
+        return []
+    shown = ", ".join(map(str, found[:12])) + (", ..." if len(found) > 12 else "")
+    return [("held-out clients", f"{len(found)} that never train and are adopted afterwards: {shown}")]

@@ -266,16 +266,20 @@ def show_partition(request: Request) -> None:
     from experiments.config import load_config
 
     config = load_config(request.file, request.overrides)
-    from experiments.partition_preview import write_partition
+    from experiments.partition_preview import held_out_clients, partition_address, write_partition
+    from experiments.storage import join, writable
 
-    path = write_partition(config)
-    from reports.federation import describe
-    from reports.federation_figures import draw_federation
+    address = partition_address(config)
+    with writable(address) as (path, _):
+        write_partition(config, path)
+        from reports.federation import describe
+        from reports.federation_figures import draw_federation
 
-    _print_table(f"Partition {config.partition.name}, seed {config.seed}", list(describe(path)))
-    drawn = draw_federation(path)
-    print(f"Figures: {', '.join(str(file) for file in drawn)}")
-    print(f"Tables and indices: {path}")
+        rows = [*describe(path), *held_out_clients(config)]
+        _print_table(f"Partition {config.partition.name}, seed {config.seed}", rows)
+        drawn = [join(address, file.relative_to(path).as_posix()) for file in draw_federation(path)]
+    print(f"Figures: {', '.join(drawn)}")
+    print(f"Tables and indices: {address}")
 
 
 def resume(request: Request) -> None:

@@ -341,6 +341,22 @@ def test_a_partition_is_described_and_drawn(door: Any, tmp_path: Path) -> None:
         assert (code, out) == (2, "") and len(error.splitlines()) == 1
 
 
+def test_a_partition_goes_to_an_object_store_and_says_who_never_trains(door: Any, tmp_path: Path) -> None:
+    storage = f"file://{tmp_path}/bucket"
+    code, out, error = door(
+        "partition", "clients=6", "holdout_clients=0.4", "name=mine", f"storage={storage}"
+    )
+    assert (code, error) == (0, "")
+    assert re.search(r"held-out clients\s+2 that never train and are adopted afterwards: \d, \d\s", out)
+    assert (
+        f"Tables and indices: {storage}/mine" in out
+        and f"{storage}/mine/figures/partition-classes.png" in out
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"bucket"}  # no folder called file:
+    there = {path.name for path in (tmp_path / "bucket" / "mine").rglob("*") if path.is_file()}
+    assert {"partition.safetensors", "facts.json", "partition-similarity.svg"} <= there
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["help"], ["rounds=3", "--help"]])
 def test_help(arguments: list[str], door: Any) -> None:
     code, out, error = door(*arguments)
