@@ -259,7 +259,7 @@ def _heatmap(data: Data) -> Drawn:
     from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 
     z = np.asarray(data["z"], np.float64)
-    rows, columns = z.shape
+    columns = z.shape[1]
     drawn, (axes,) = _new(1.6 + 0.9 * columns, 4.6) if data["names"] else _new(5.2, 4.5)
     if data["names"]:
         shown = np.where(z < 0, np.nan, z % len(PALETTE))
@@ -273,12 +273,18 @@ def _heatmap(data: Data) -> Drawn:
     for edge in data["edges"]:
         axes.axhline(edge, color="white", linewidth=1)
         axes.axvline(edge, color="white", linewidth=1)
-    axes.set_xticks(
-        range(columns) if columns <= 14 else [], data["x"] if columns <= 14 else [], fontsize=7, rotation=30
-    )
-    axes.set_yticks(range(rows) if rows <= 30 else [], data["y"] if rows <= 30 else [], fontsize=6)
+    axes.set_xticks(*_edge(data, data["x"], 14), fontsize=7, rotation=30)
+    axes.set_yticks(*_edge(data, data["y"], 30), fontsize=6)
     axes.tick_params(length=0)
     return drawn
+
+
+def _edge(data: Data, names: list[str], most: int) -> tuple[list[int], list[str]]:
+    """Where an edge of a heatmap is named, and how: every row while there is room, else blocks, if there are any."""
+    if len(names) <= most:
+        return list(range(len(names))), names
+    blocks = data.get("blocks") or []
+    return [block["at"] for block in blocks], [block["name"] for block in blocks]
 
 
 def _images(data: Data) -> Drawn:

@@ -10,7 +10,8 @@
 | spread  | `y` title; `series` of name, values, color |
 | flow    | `columns`; `nodes` of column, name, size, color; `links` of source, target, count |
 | scatter | `panels` of title, x, y, client, color, symbol; `colors` and `symbols` are their names |
-| heatmap | `z`; `x`, `y` labels; `edges` between blocks; `title`, fixed `range` of the scale; `names` of categories |
+| heatmap | `z`; `x`, `y` labels; `edges` between blocks; `title` of the scale; `names` if values are categories; |
+|         | for some: fixed `range` of the scale; `blocks` (at, name) to be named at the edge |
 | images  | `rows` of name, about, image (PNG as base64), width, height |
 """
 

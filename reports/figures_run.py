@@ -401,6 +401,18 @@ def _similarity(run: RunFiles, beside: int) -> list[Figure]:
         )
     names = [f"client {c}" + ("" if groups is None else f" (group {groups[c]})") for c in shown]
     edges = [] if groups is None else (np.flatnonzero(np.diff(groups[shown])) + 0.5).tolist()
+    blocks = [] if groups is None else _blocks(groups[shown])
     data = {"z": np.round(alike, 2).tolist(), "x": names, "y": names, "edges": edges, "title": "similarity",
-            "names": None, "range": [0, 1]}  # fmt: skip
+            "names": None, "range": [0, 1], "blocks": blocks}  # fmt: skip
     return [Figure("similarity", "data", "How alike clients' data is", about, "heatmap", data)]
+
+
+def _blocks(groups: Labels) -> list[dict[str, Any]]:
+    """The middle of each run of equal groups and its name, as far as there is room for names."""
+    cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+    word = "group " if len(cuts) <= 6 else ""  # numbers alone where words would meet on a phone
+    return [
+        {"at": (start + end - 1) // 2, "name": f"{word}{groups[start]}"}
+        for start, end in pairwise(cuts)
+        if end - start >= len(groups) / 20
+    ]

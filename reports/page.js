@@ -175,7 +175,9 @@
       const shapes = data.edges.flatMap((at) => [
         { type: "line", x0: at, x1: at, y0: -0.5, y1: rows - 0.5, line: { color: "#ffffff", width: 1.2 } },
         { type: "line", y0: at, y1: at, x0: -0.5, x1: columns - 0.5, line: { color: "#ffffff", width: 1.2 } }]);
-      const plain = (count) => Object.assign({ showticklabels: count <= 14, showgrid: false, type: "category" }, square ? { constrain: "domain" } : {});
+      const named = (data.blocks || []).length && columns > 14;
+      const plain = (count) => Object.assign({ showticklabels: count <= 14, showgrid: false, ticks: "", type: "category" }, square ? { constrain: "domain" } : {},
+        named ? { showticklabels: true, tickmode: "array", tickvals: data.blocks.map((block) => block.at), ticktext: data.blocks.map((block) => block.name), tickangle: 0, tickfont: { size: 10 } } : {});
       return [traces, layout({ shapes, xaxis: axis("", plain(columns)), yaxis: axis("", Object.assign(plain(rows), { autorange: "reversed" }, square ? { scaleanchor: "x" } : {})),
         height: square ? (narrow() ? 330 : 440) : Math.min(620, Math.max(280, 60 + 9 * rows)), margin: { l: 20, r: 10, t: 10, b: 20 } })];
     },

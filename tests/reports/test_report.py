@@ -287,6 +287,7 @@ def test_bars_and_heatmap_of_the_federation_by_group(tmp_path: Path) -> None:
     # Shares of class 0: 0, 3/7 and 1.
     data = one(found, "similarity")
     assert data["x"] == data["y"] == names and data["edges"] == [0.5] and data["range"] == [0, 1]
+    assert data["blocks"] == [{"at": 0, "name": "group 0"}, {"at": 1, "name": "group 1"}]
     assert data["z"] == [[1.0, 0.57, 0.0], [0.57, 1.0, 0.43], [0.0, 0.43, 1.0]]
     (caption,) = [each["caption"] for each in found if each["family"] == "similarity"]
     assert "mean similarity 0.29 between groups, 0.43 within" in caption
