@@ -176,7 +176,7 @@ class TestNpz:
             ([], "is an empty folder.*data=digits"),
             (["notes.txt"], r"holds only notes\.txt"),
             (["a.npz", "b.npz"], r"holds 2 \.npz files \(a\.npz, b\.npz\).*set data\.root to the file"),
-            (["a.npz"], r"a\.npz cannot be read as an \.npz archive"),
+            (["a.npz"], r"a\.npz cannot be read as an \.npz archive .*, \d+ bytes, MD5 [0-9a-f]{32}\)"),
         ],
     )
     def test_missing_empty_or_wrong_folder(

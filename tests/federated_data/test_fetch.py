@@ -178,3 +178,9 @@ def test_every_data_set_is_listed_and_embedded_ones_are_present(root: Path) -> N
     assert rows["digits"][0] == rows["synthetic"][0] == "present"
     assert rows["celeba"][0] == "missing" and "data fetch gets it" in rows["celeba"][1]
     assert rows["femnist"][0] == "missing" and "bring your own" in rows["femnist"][1]
+
+
+def test_a_file_of_ones_own_is_listed_with_its_size(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x_train=np.zeros(300_000, np.uint8))
+    (row,) = [row for row in listing(DataSettings(root=str(tmp_path))) if row[0] == "npz"]
+    assert row == ("npz", "present", "300 kB", str(tmp_path / "mine.npz"))
