@@ -9,6 +9,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from actors.cluster import cluster_address, connected
 from actors.node_data import shared_federation
@@ -22,7 +25,9 @@ from experiments.sweep_config import Sweep
 from experiments.sweep_directory import sweep_address
 from foundation.settings import ExperimentSettings
 
-CALIBRATED = 8  # combinations that are tried; the others are taken for their mean
+CALIBRATED = 20  # combinations that are tried; the others are taken for their mean
+SAMPLED = 4  # clients of a miniature
+MINIATURE = 10  # rounds of a miniature
 BUDGET = 60.0  # seconds that trying may take
 START = 6.0  # seconds until the first round of the first trials: imports, and nothing else
 
@@ -99,7 +104,7 @@ def _at_a_time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mappin
 
 
 def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str, Room]) -> Rows:
-    """From three rounds of some combinations, run here."""
+    """From miniatures of some combinations, run here."""
     began = time.monotonic()
     measured: dict[str, float] = {}
     tried = 0
@@ -115,7 +120,10 @@ def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str
     if not measured:
         return [
             ("calibrated", f"0 of {len(sweep.combinations)} combinations: {tried} tried, and stopped"),
-            ("one round", f"more than {duration(BUDGET / 3)} on this machine's CPU: too long to try here"),
+            (
+                "one round",
+                f"more than {duration(BUDGET / MINIATURE)} for {SAMPLED} clients on this machine's CPU",
+            ),
         ]
     mean = sum(measured.values()) / len(measured)
     per_trial = {
@@ -131,7 +139,8 @@ def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str
     return [
         (
             "calibrated",
-            f"{len(measured)} of {len(sweep.combinations)} combinations, three rounds each{stopped}",
+            f"{len(measured)} of {len(sweep.combinations)} combinations, {MINIATURE} rounds of {SAMPLED} clients "
+            f"each{stopped}",
         ),
         (
             "seconds per round",
@@ -147,27 +156,50 @@ def seconds_per_round(
 ) -> float | None:
     """How long a round takes in this process, without a GPU, its share of an evaluation included.
 
-    Of three rounds the first one warms up, the second is evaluated, the third is not. None after `limit` seconds.
+    A miniature of the whole run, so that a warm-up or a level has its share: a few of the clients, ten rounds of which
+    the first does not count, every second one evaluated. None after `limit` seconds.
     """
+    with contextlib.suppress(_TooLong), _at_most(limit):
+        federation, _ = shared_federation(config)
+        kept = np.unique(np.linspace(0, config.clients - 1, min(SAMPLED, config.clients)).astype(np.int64))
+        tried = _miniature(config, len(kept))
+        session = InProcessSession(make_plan(tried, federation.only(kept)))
+        try:
+            session.run_round(1)
+            seconds: list[float] = []
+            took_part: list[Any] = []
+            for number in range(2, MINIATURE + 1):
+                began = clock()
+                took_part.append(session.run_round(number).metrics["participants"])
+                seconds.append(clock() - began)
+        finally:
+            session.close()
+        # Even rounds are evaluated: each against the plain one after it. The first round is taken for its second.
+        extra = max(float(np.mean([seconds[i] - seconds[i + 1] for i in range(0, MINIATURE - 2, 2)])), 0.0)
+        plain = [each - extra * (i % 2 == 0) for i, each in enumerate(seconds)]
+        everyone = config.clients * (1.0 - config.holdout_clients)
+        share = max(1.0, everyone * config.participation.fraction) / max(float(np.mean(took_part)), 1.0)
+        mean = float(np.mean([plain[0], *plain])) * share
+        return mean + extra * config.clients / len(kept) / config.evaluation.every  # it asks every client
+    return None
+
+
+def _miniature(config: ExperimentSettings, clients: int) -> ExperimentSettings:
     fleet = dataclasses.replace(
         config.fleet, backend="in_process", actors=None, clients_per_actor=None, gpus=0.0
     )
     evaluation = dataclasses.replace(config.evaluation, every=2)
-    tried = dataclasses.replace(config, fleet=fleet, evaluation=evaluation, rounds=max(config.rounds, 4))
-    with contextlib.suppress(_TooLong), _at_most(limit):
-        federation, _ = shared_federation(tried)
-        session = InProcessSession(make_plan(tried, federation))
-        try:
-            session.run_round(1)
-            began = clock()
-            session.run_round(2)
-            evaluated = clock()
-            session.run_round(3)
-            plain = clock() - evaluated
-            return plain + max(evaluated - began - plain, 0.0) / config.evaluation.every
-        finally:
-            session.close()
-    return None
+    # Fine-tuning belongs to the last evaluations: of ten rounds they would be a third.
+    method = config.method.removesuffix("+finetune")
+    return dataclasses.replace(
+        config,
+        method=method,
+        fleet=fleet,
+        evaluation=evaluation,
+        rounds=MINIATURE,
+        clients=clients,
+        holdout_clients=0.0,
+    )
 
 
 class _TooLong(BaseException):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FIGURES = {"micro_accuracy": "accuracy", "micro_macro_f1": "macro-F1", "micro_mse": "mse"}
 _EVERY = 5.0  # seconds between two lines of a log, at least, once there are many
+_STILL = 60.0  # seconds without a line, after which a log says how far the trials under way are
+_SHOWN = 6  # trials under way that such a line names
 _FEW = 40  # trials of a sweep that gets a line for each
 
 
@@ -91,6 +93,9 @@ class SweepView:
             self._figures[trial] = dict(result["shown"])
         if result.get("done"):
             self.over(trial)
+        elif self._live is None and self._clock() - self._last_line >= _STILL:
+            self._last_line = self._clock()
+            self.note(self._under_way())
 
     def over(self, trial: str) -> None:
         """A trial is done with."""
@@ -144,6 +149,19 @@ class SweepView:
         done = sum(each.status in OVER for each in self._rows.values())
         width = len(str(self._planned))
         parts = [f"{done:>{width}}/{self._planned}", row.group, f"({seeds} seeds)", figures, self.time_left()]
+        return "  ".join(part for part in parts if part)
+
+    def _under_way(self) -> str:
+        """How far every trial is that runs, and how long all of it takes."""
+        done = sum(row.status in OVER for row in self._rows.values())
+        running = [
+            f"{row.trial} {math.floor(100 * self._share.get(row.trial, 0.0))}%"
+            for row in self._rows.values()
+            if row.status == RUNNING
+        ]
+        shown = running[:_SHOWN] + ([f"{len(running) - _SHOWN} more"] if len(running) > _SHOWN else [])
+        width = len(str(self._planned))
+        parts = [f"{done:>{width}}/{self._planned}", f"running: {', '.join(shown)}", self.time_left()]
         return "  ".join(part for part in parts if part)
 
     def _table(self) -> RenderableType:

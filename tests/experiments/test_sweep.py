@@ -307,30 +307,55 @@ def test_a_sweep_that_was_refused_leaves_its_name_free(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "sweep").iterdir()] != []
 
 
+def test_a_log_says_every_minute_how_far_long_trials_are(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, "sweep.methods=[fedavg,ifca]", HERE)
+    directory, stream, now = SweepDirectory.create(str(tmp_path / "sweep"), sweep), io.StringIO(), [0.0]
+    with SweepView(directory, stream=stream, clock=lambda: now[0]) as view:
+        for trial in ("fedavg-seed0", "ifca-seed0"):
+            directory.set(trial, "running")
+            view.started(trial)
+        for number in range(1, 11):
+            now[0] += 20.0
+            view.update("fedavg-seed0", {"round": number, "rounds": 100})
+    assert stream.getvalue().splitlines() == [
+        "0/2  running: fedavg-seed0 3%, ifca-seed0 0%  1:05:40 left",
+        "0/2  running: fedavg-seed0 6%, ifca-seed0 0%  1:04:40 left",
+        "0/2  running: fedavg-seed0 9%, ifca-seed0 0%  1:03:40 left",
+    ]
+
+
 def test_a_dry_run_says_trials_resources_and_time(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "sweep.methods=[fedavg,ifca]", "sweep.seeds=3", HERE)
     parts = {title: dict(row[:2] for row in rows) for title, rows in describe(sweep)}
     trials, resources, seconds = parts
     assert trials == "6 trials: 2 combinations x 3 seeds ([0, 1, 2])"
     assert list(parts[trials]) == ["fedavg", "ifca"] and parts[resources]["trials at a time"] == "1"
-    assert parts[seconds]["calibrated"] == "2 of 2 combinations, three rounds each"
+    assert parts[seconds]["calibrated"] == "2 of 2 combinations, 10 rounds of 4 clients each"
     assert not list(tmp_path.iterdir())  # nothing was written
 
 
 def test_calibration_counts_evaluations_as_often_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round takes 10 s, an evaluation 4 more; and nobody waits longer than the budget."""
+    """A round of four clients takes 10 s, 20 s where both parts of CAM train; an evaluation 4 more."""
     now, limit = [0.0], 1000.0
     run_round = InProcessSession.run_round
 
     def slow(session: InProcessSession, round: int) -> RoundReport:
         report = run_round(session, round)
-        now[0] += 14.0 if "micro_accuracy" in report.metrics else 10.0
+        now[0] += 10.0 * report.metrics["cost_models_up"] + 4.0 * ("micro_accuracy" in report.metrics)
         return report
 
     monkeypatch.setattr(InProcessSession, "run_round", slow)
     seconds = [seconds_per_round(config_of(f"evaluation.every={n}", "rounds=40"), limit, lambda: now[0])
                for n in (1, 4)]  # fmt: skip
-    assert seconds == [14.0, 11.0]
+    assert seconds == pytest.approx([28.0, 22.0])  # of eight clients
+    cam = seconds_per_round(
+        config_of("method=ifca+cam", "rounds=40", "evaluation.every=4"), limit, lambda: now[0]
+    )
+    assert cam == pytest.approx(0.3 * 20 + 0.7 * 40 + 2)  # the warm-up has its share
+    half = seconds_per_round(config_of("participation.fraction=0.5", "rounds=40"), limit, lambda: now[0])
+    assert half == pytest.approx(
+        20.0 + 8.0
+    )  # four of eight train: as long as two of four; eight are evaluated
 
 
 def test_calibration_ends_when_its_time_is_up() -> None:
