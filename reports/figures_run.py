@@ -1,4 +1,4 @@
-"""Figures of one run: its clusters, its clients' models, the inside of its method, its data."""
+"""Figures of one run: its clusters, its clients' models, the inside of its method (its data: figures_federation.py)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reports.federation import SHOWN, alikeness, divergence, read_federation
+from reports.federation import SHOWN
 from reports.figures import Figure, numbers, spaced
+from reports.figures_federation import COMPARED, label_bars, similarity_map
 from reports.figures_results import level_rounds
 from reports.runs import RunFiles
 
 _FEW = 4  # runs on a page that can show everything
 _IMAGES, _IMAGES_OF_MANY = 14, 3  # example images of a cluster
-_COMPARED, _MOST_COMPARED = 100, 200  # clients in a heatmap: where there are many runs, and at most
+_COMPARED = 100  # clients in a heatmap, where there are many runs
 _WEIGHT_ROUNDS = 60
 Labels = npt.NDArray[np.int64]
 
@@ -29,10 +30,14 @@ def run_figures(run: RunFiles, title: str, beside: int = 1) -> list[Figure]:
     `beside` runs share the page: of many, each shows fewer images and compared clients.
     """
     makers: list[Callable[[RunFiles], list[Figure]]] = [
-        _sizes, _flow, _planted, _maps, _centres, _weights, _distributions, _levels, _labels,
+        _sizes, _flow, _planted, _maps, _centres, _weights, _distributions, _levels, label_bars,
     ]  # fmt: skip
     found = [figure for maker in makers for figure in maker(run)]
-    found += [*_cosines(run, beside), *_examples(run, beside), *_similarity(run, beside)]
+    found += [
+        *_cosines(run, beside),
+        *_examples(run, beside),
+        *similarity_map(run, COMPARED if beside <= _FEW else _COMPARED),
+    ]
     return [
         Figure(f.family, f.section, f.title, f.caption, f.kind, f.data, {"run": title, **f.choice})
         for f in found
@@ -355,64 +360,3 @@ def _levels(run: RunFiles) -> list[Figure]:
     data = {"z": z[order].tolist(), "x": columns, "y": [f"client {client}" for client in order], "edges": [],
             "title": "model", "names": [f"model {k}" for k in range(int(z.max()) + 1)]}  # fmt: skip
     return [Figure("levels", "inside", "Levels of models", about, "heatmap", data)]
-
-
-# Data -------------------------------------------------------------------------------------------------------
-
-
-def _labels(run: RunFiles) -> list[Figure]:
-    """Samples of each class that each client trains on."""
-    if not (run.path / "federation" / "facts.json").is_file():
-        return []
-    described = read_federation(run.path)
-    if described.facts["classes"] is None:
-        return []
-    counts, groups, order = described.table(), described.groups, described.order
-    if len(order) > SHOWN:
-        order = order[np.linspace(0, len(order) - 1, SHOWN).astype(int)]
-    names = [f"client {c}" + ("" if groups is None else f" (group {groups[c]})") for c in order]
-    series = [
-        {"name": f"class {k}", "y": counts[order, k].tolist(), "color": k} for k in range(counts.shape[1])
-    ]
-    data = {"x": "client", "y": "training samples", "at": names, "series": series, "bars": True}
-    about = "Training samples of each class at each client" + (
-        ", by planted group." if groups is not None else "."
-    )
-    return [Figure("labels", "data", "Who holds what", about, "stack", data)]
-
-
-def _similarity(run: RunFiles, beside: int) -> list[Figure]:
-    """How alike the data of any two clients is."""
-    if not (run.path / "federation" / "facts.json").is_file():
-        return []
-    described = read_federation(run.path)
-    shown, alike, compared = alikeness(described, _MOST_COMPARED if beside <= _FEW else _COMPARED)
-    if not compared or len(shown) < 2:
-        return []
-    groups, every = described.groups, described.facts["clients"]
-    mean = divergence(described, "kind" if "sources" in compared else "label")
-    about = f"What every two clients train on, by {' and '.join(compared)}: 1 alike, 0 nothing in common" + (
-        f"; {len(shown)} of {every:,} clients, evenly chosen." if len(shown) < every else "."
-    )
-    if mean["between"] is not None and mean["within"] is not None:
-        about += (
-            " Clients in the order of their planted groups (lines between them); mean similarity "
-            f"{1 - mean['between']:.2f} between groups, {1 - mean['within']:.2f} within."
-        )
-    names = [f"client {c}" + ("" if groups is None else f" (group {groups[c]})") for c in shown]
-    edges = [] if groups is None else (np.flatnonzero(np.diff(groups[shown])) + 0.5).tolist()
-    blocks = [] if groups is None else _blocks(groups[shown])
-    data = {"z": np.round(alike, 2).tolist(), "x": names, "y": names, "edges": edges, "title": "similarity",
-            "names": None, "range": [0, 1], "blocks": blocks}  # fmt: skip
-    return [Figure("similarity", "data", "How alike clients' data is", about, "heatmap", data)]
-
-
-def _blocks(groups: Labels) -> list[dict[str, Any]]:
-    """The middle of each run of equal groups and its name, as far as there is room for names."""
-    cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
-    word = "group " if len(cuts) <= 6 else ""  # numbers alone where words would meet on a phone
-    return [
-        {"at": (start + end - 1) // 2, "name": f"{word}{groups[start]}"}
-        for start, end in pairwise(cuts)
-        if end - start >= len(groups) / 20
-    ]
