@@ -27,7 +27,9 @@ from federated_data import (
     partition_cache,
 )
 from federated_data.division import Division, Task, divide
+from federated_data.partitions_core import set_aside
 from foundation.errors import UserError
+from foundation.randomness import generator
 from foundation.settings import DataSettings, PartitionSettings
 from tests.support.partitions import checked, labels_of
 
@@ -37,6 +39,14 @@ def build(clients: int = 8, seed: int = 0, *, data: Any = None, **partition: Any
 
 
 class TestShareForTesting:
+    def test_no_class_is_left_out_for_its_number(self) -> None:
+        # Ten clients with seven samples of each class, seven tested on: of which classes is a matter of chance.
+        held = [np.arange(70) + 70 * client for client in range(10)]
+        strata = np.arange(700) % 10
+        _, test = set_aside(held, strata, 0.1, generator(0, "test"))
+        assert [len(part) for part in test] == [7] * 10
+        assert np.bincount(strata[np.concatenate(test)], minlength=10).min() > 0
+
     @checked
     @given(
         st.integers(0, 2**31),
