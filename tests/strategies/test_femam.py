@@ -409,7 +409,7 @@ PLANTED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("seed", [0, 1, 2])  # 0 to 7 do
 def test_planted_groups_are_found_and_two_levels_are_better_than_one(seed):
     settings = (*PLANTED, f"seed={seed}", "rounds=5", "femam.levels=[1,0]", "femam.schedule=[3,2]")
     session = session_of("method=femam", *settings)
@@ -436,7 +436,7 @@ NESTED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [0, 1, 2])  # 0 to 7 do
 def test_the_levels_found_are_the_levels_planted(seed):
     session = session_of(*NESTED, f"seed={seed}")
     reports = run(session, 6)
