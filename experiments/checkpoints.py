@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -34,9 +35,17 @@ class CheckpointWriter:
     What goes wrong in the thread is raised by the next `submit` or by `close`.
     """
 
-    def __init__(self, run: RunDirectory | str | Path, every: int, keep: int) -> None:
+    def __init__(
+        self,
+        run: RunDirectory | str | Path,
+        every: int,
+        keep: int,
+        minutes: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._folder = _folder(run)
-        self._every = every
+        self._every, self._seconds, self._clock = every, 60.0 * minutes, clock
+        self._last = clock()
         self._keep = keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
@@ -47,7 +56,8 @@ class CheckpointWriter:
 
     def due(self, round: int) -> bool:
         """Whether the settings ask for a checkpoint after this round."""
-        return round % self._every == 0
+        old = self._seconds > 0 and self._clock() - self._last >= self._seconds
+        return round % self._every == 0 or old
 
     def submit(self, round: int, parts: Mapping[str, Any | Callable[[], Any]]) -> None:
         """Write a checkpoint of `round` in the background; waits only if the one before is still on its way.
@@ -59,6 +69,7 @@ class CheckpointWriter:
             if not _PART.fullmatch(name):
                 raise ValueError(f"'{name}' cannot be a file name; use letters, digits, '.', '_' and '-'")
         self._wait()
+        self._last = self._clock()
         self._writing = self._thread.submit(self._write, round, dict(parts))
 
     def close(self) -> None:

@@ -155,7 +155,8 @@ class Drive:
         self, done: int, checkpoint: Checkpoint | None, progress: Any, *, shrink: bool
     ) -> Iterator[RoundReport]:
         config, run = self.config, self.run_directory
-        writer = CheckpointWriter(run.path, every=config.checkpoint.every, keep=config.checkpoint.keep)
+        wanted = config.checkpoint
+        writer = CheckpointWriter(run.path, wanted.every, wanted.keep, wanted.minutes)
         try:
             session = self._session(checkpoint, shrink)
         except BaseException:

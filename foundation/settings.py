@@ -215,6 +215,9 @@ class CheckpointSettings:
     """`checkpoint.every=10`: how much work a crash can cost."""
 
     every: int = setting(10, "write a checkpoint every this many rounds (and after the last)", at_least=1)
+    minutes: float = setting(
+        5.0, "and whenever the last one is older than this many minutes; 0: never for that", at_least=0
+    )
     keep: int = setting(2, "checkpoints kept on disk", at_least=1)
 
 

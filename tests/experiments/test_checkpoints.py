@@ -208,3 +208,22 @@ def test_after_a_kill_at_any_moment_the_latest_is_whole(run: Path) -> None:
         assert trees["clients"][4] == [round]
         newest = round
     assert newest >= 1
+
+
+def test_a_checkpoint_is_due_by_rounds_or_by_minutes(tmp_path: Path) -> None:
+    now = [0.0]
+    writer = CheckpointWriter(tmp_path, every=10, keep=2, minutes=5.0, clock=lambda: now[0])
+    assert not writer.due(1) and writer.due(10)
+    now[0] = 299.0
+    assert not writer.due(2)
+    now[0] = 301.0
+    assert writer.due(2)  # rounds of minutes: a crash must not cost ten of them
+    writer.submit(2, {"server": {"model": np.zeros(2, np.float32)}})
+    assert not writer.due(3)
+    now[0] = 602.0
+    assert writer.due(3)
+    writer.close()
+    never = CheckpointWriter(tmp_path, every=10, keep=2, minutes=0.0, clock=lambda: now[0])
+    now[0] = 1e9
+    assert not never.due(3)
+    never.close()
