@@ -165,6 +165,11 @@ class Mirror:
         if "status.json" in self._sent:  # a run: an object store keeps no empty folders
             for name in ("checkpoints", "models", "records"):
                 (self.folder / name).mkdir(exist_ok=True)
+            for checkpoint in (self.folder / "checkpoints").iterdir():
+                if not (
+                    checkpoint / "manifest.json"
+                ).is_file():  # it is sent last: whoever sent the rest was killed
+                    shutil.rmtree(checkpoint)
         return bool(self._sent)
 
     def follow(self) -> None:
@@ -180,7 +185,11 @@ class Mirror:
             self._checkpoints = present
 
     def push(self) -> None:
-        """Send what is new or changed, checkpoints last; then remove what is gone."""
+        """Send what is new or changed, then remove what is gone.
+
+        A run is one when its status is there, and a checkpoint when its manifest is: whatever a kill cuts off has
+        neither, or stands on files that were sent before.
+        """
         system, root = filesystem(self.address)
         here = {}
         for path in sorted(self.folder.rglob("*")):
@@ -189,7 +198,12 @@ class Mirror:
                 if path.is_file() and not _UNFINISHED.search(name):
                     here[name] = _stamp(path)
         for name in sorted(
-            here, key=lambda name: (name.startswith("checkpoints/"), name.endswith("manifest.json"))
+            here,
+            key=lambda name: (
+                name.startswith("checkpoints/"),
+                name.endswith("manifest.json"),
+                name == "status.json",
+            ),
         ):
             if self._sent.get(name) == here[name]:
                 continue

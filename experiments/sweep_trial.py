@@ -156,6 +156,10 @@ class TrialRun:
         path, self._mirror = self._stack.enter_context(writable(self.address))
         config = with_values(config_from_yaml(self._settings), self._values)
         known = is_run(path)
+        if (
+            self._mirror is not None and not known
+        ):  # the first files of a process that was killed while it sent them
+            shutil.rmtree(path, ignore_errors=True)
         if known and (self._ended or read_status(path).state == "finished"):
             self._old = told_rows(path, self.metric)
             self._rounds = iter(())

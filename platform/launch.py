@@ -322,7 +322,7 @@ def _show_results(path: Path, address: str) -> None:
     from reports.summary import print_table
 
     print_table(path)
-    print(f"Report: {_report(path, address)[1]}")
+    print(f"Report: {_report(path, address)[1]}{_drawn(address)}")
     print(f"Results: {address} (summary.md tells what is in it)")
 
 
@@ -338,10 +338,16 @@ def _report(folder: Path, address: str) -> tuple[Report, str]:
     return built, _kept(built, join(address, "report"))
 
 
+def _drawn(address: str) -> str:
+    return f" (its figures as PNG and SVG: {DOOR} report {shlex.quote(address)})"
+
+
 def _kept(built: Report, folder: str) -> str:
     """Where the page of a report is that belongs into `folder`: sent there if that is in an object store."""
     from experiments.storage import Mirror, is_address, join
 
+    if built.warning:
+        print(built.warning, file=sys.stderr)
     if not is_address(folder):
         return str(built.folder / "report.html")
     Mirror(built.folder, folder).push()
@@ -360,7 +366,7 @@ def _show_sweep(address: str, demonstration: bool = False) -> None:
     for row in rows:
         if row.status == "failed":
             print(f"Failed: {row.trial}: {row.reason}")
-    print(f"Report: {page}")
+    print(f"Report: {page}{_drawn(address)}")
     print(f"Results: {address}")
     if rows and all(row.status == "failed" for row in rows):
         every = "its only trial" if len(rows) == 1 else f"all {len(rows)} trials"

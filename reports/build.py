@@ -78,6 +78,7 @@ class Report:
     groups: Sequence[Group]
     folder: Path
     files: Sequence[Path]
+    warning: str = ""  # what whoever asked for it should know
 
 
 def build_report(request: ReportRequest) -> Report:
@@ -109,6 +110,13 @@ def build_report(request: ReportRequest) -> Report:
         text = page(title, groups, tables, figures, notes)
         if len(text) < _LARGEST_PAGE:
             break
+    warning = ""
+    if len(text) >= _LARGEST_PAGE:
+        warning = (
+            f"The page has {len(text) / 1e6:.1f} MB with no run shown from the inside: browsers may be slow with it; "
+            "ask for fewer runs at a time."
+        )
+        text = page(title, groups, tables, figures, [*notes, warning])
     texts = {"table.md": markdown(tables), "table.tex": latex(tables), "table.csv": as_csv(tables)}
     texts["report.html"] = text
     for name, text in texts.items():
@@ -118,7 +126,7 @@ def build_report(request: ReportRequest) -> Report:
         from reports.drawing import draw_figures
 
         files += draw_figures(_for_papers(figures, request.figures), folder / "figures")
-    return Report(tables, groups, folder, files)
+    return Report(tables, groups, folder, files, warning)
 
 
 def _for_papers(figures: Sequence[Figure], asked: str) -> list[Figure]:

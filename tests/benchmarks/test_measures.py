@@ -118,7 +118,8 @@ def test_scale_by_hand():
 
 def test_reports_name_what_was_found():
     starts = [{"first_round_seconds": 12.0, "processor_seconds_until_then": 20.0, "whole_seconds": 15.0}]
-    text = start.report({"limit": 30.0, "slowest_seconds": 12.0, "starts": starts})
+    whole = {"whole_limit": 120.0, "whole_seconds": 15.0}
+    text = start.report({"limit": 30.0, "slowest_seconds": 12.0, "starts": starts, **whole})
     assert "at most 12.0 s, limit 30 s: kept" in text
     found = {
         "limit": 2.5e9,

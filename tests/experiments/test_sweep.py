@@ -391,3 +391,26 @@ def test_a_mirror_sends_what_changed_and_removes_what_is_gone(tmp_path: Path) ->
     assert (copy / "checkpoints/round-000004/manifest.json").read_text() == "{}"
     write_text(join(there, "a/b.txt"), "x")
     assert read_text(join(there, "a/b.txt")) == "x" and read_text(join(there, "none")) is None
+
+
+def test_what_a_kill_cut_off_on_its_way_to_an_object_store_is_passed_over(tmp_path: Path) -> None:
+    settings = ("method=fedavg", "sweep.seeds=[0]", "rounds=2", "checkpoint.every=1")
+    (trial,) = sweep_of(tmp_path, *settings).trials()
+    place, address = tmp_path / "store/run", (tmp_path / "store/run").as_uri()
+    given = {key: value for key, value in payload(trial, address).items() if key != "trial"}
+    write_text(
+        join(address, "config.yaml"), "rounds: 2\n"
+    )  # a run has a status, too: this one was never whole
+    first = TrialRun(**given, metric="micro_loss", watched=True)
+    assert first.step()["round"] == 1
+    first.close()
+    (checkpoint,) = (place / "checkpoints").iterdir()
+    (checkpoint / "manifest.json").unlink()
+    again = TrialRun(**given, metric="micro_loss", watched=True)
+    while not (result := again.step())["done"]:
+        pass
+    assert result["state"] == "finished", result["reason"]
+    assert_equal_runs(
+        place,
+        run_experiment(config_of(*(s for s in settings if "sweep" not in s)), tmp_path / "alone", quiet=True),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -65,6 +66,39 @@ def test_a_lost_node_s_trials_are_finished_on_another(head: Head, tmp_path: Path
     assert {row.status for row in rows_of(storage / "lost").values()} == {"finished"}
     whole = sweep_of(tmp_path, *SWEEP, rounds, "fleet.backend=in_process")
     assert_equal_sweeps(storage / "lost", run_sweep(whole, str(tmp_path / "whole"), quiet=True))
+
+
+def test_a_lost_node_s_actors_find_another_place(head: Head, tmp_path: Path) -> None:
+    """A trial with client actors, on the only node that holds them; another node comes when that one is gone."""
+    log, storage, few = (
+        tmp_path / "log",
+        tmp_path / "shared",
+        ("rounds=60", "fleet.actors=2", "sweep.seeds=[0]"),
+    )
+    storage.mkdir()
+    metrics = storage / "moved/runs/ifca-seed0/metrics.csv"
+    typed = settings_of("method=ifca", "checkpoint.every=4", *few, f"storage={storage}", "name=moved")
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(another_node(head, cpus=2, root=stack.enter_context(short_folder())))
+        wait_for_node(node)
+        with log.open("wb") as output:
+            driver = subprocess.Popen(
+                [sys.executable, "-m", "platform.launch", *typed],
+                cwd=ROOT, env={**head.environment, "RAY_ADDRESS": head.gcs}, stdout=output, stderr=output,
+            )  # fmt: skip
+        try:
+            while not metrics.is_file() or metrics.read_bytes().count(b"\n") < 7:
+                assert driver.poll() is None, log.read_text()
+                time.sleep(0.01)
+            for member in family(node.pid):
+                member.kill()
+            stack.enter_context(another_node(head, cpus=2, root=stack.enter_context(short_folder())))
+            assert driver.wait(280) == 0, log.read_text()
+        finally:
+            driver.kill()
+            driver.wait()
+    alone = sweep_of(tmp_path, "method=ifca", "checkpoint.every=4", *few, "fleet.backend=in_process")
+    assert_equal_sweeps(storage / "moved", run_sweep(alone, str(tmp_path / "whole"), quiet=True))
 
 
 @pytest.mark.skipif(not can_hide(), reason="this machine does not let a test mount a folder")

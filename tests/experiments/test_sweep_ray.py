@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import json
+import os
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +20,11 @@ import ray
 
 from actors.telemetry import COUNTERS, GAUGES
 from experiments import open_run
+from experiments.storage import join, local_copy
 from experiments.sweep import TuneSweep, resume_sweep, run_sweep
 from tests.support.clusters import ROOT
 from tests.support.runs import events
+from tests.support.s3 import s3_server
 from tests.support.sweeps import assert_equal_sweeps, rows_of, settings_of, sweep_of
 
 pytestmark = pytest.mark.ray
@@ -29,16 +35,8 @@ def finished(address: Path) -> int:
     return file.read_text().count(",finished,") if file.exists() else 0
 
 
-def test_a_sweep_killed_with_sigkill_is_resumed_to_the_same_bits(ray_cluster: Path, tmp_path: Path) -> None:
-    settings = (
-        "sweep.methods=[fedavg,ifca]",
-        "sweep.seeds=[0,1]",
-        "rounds=25",
-        "checkpoint.every=4",
-        "sweep.concurrent=2",
-    )
-    address, log = tmp_path / "killed", tmp_path / "log"
-    typed = [*settings_of(*settings), f"storage={tmp_path}", "name=killed"]
+def killed(typed: Sequence[str], log: Path, when: Callable[[], bool]) -> None:
+    """Start a sweep by the front door, on this process's cluster, and kill it with SIGKILL when it has come so far."""
     gcs = ray.get_runtime_context().gcs_address
     with log.open("wb") as output:
         driver = subprocess.Popen(
@@ -46,12 +44,28 @@ def test_a_sweep_killed_with_sigkill_is_resumed_to_the_same_bits(ray_cluster: Pa
             cwd=ROOT, stdout=output, stderr=output,
         )  # fmt: skip
     try:
-        while finished(address) < 2 or not (address / "runs/ifca-seed0/checkpoints/round-000004").exists():
+        while not when():
             assert driver.poll() is None, log.read_text()
             time.sleep(0.005)
     finally:
         driver.kill()
         driver.wait()
+
+
+KILLED = (
+    "sweep.methods=[fedavg,ifca]",
+    "sweep.seeds=[0,1]",
+    "rounds=25",
+    "checkpoint.every=4",
+    "sweep.concurrent=2",
+)
+
+
+def test_a_sweep_killed_with_sigkill_is_resumed_to_the_same_bits(ray_cluster: Path, tmp_path: Path) -> None:
+    address, log = tmp_path / "killed", tmp_path / "log"
+    checkpoint = address / "runs/ifca-seed0/checkpoints/round-000004"
+    typed = [*settings_of(*KILLED), f"storage={tmp_path}", "name=killed"]
+    killed(typed, log, lambda: finished(address) >= 2 and checkpoint.exists())
     kept = {name: (address / row.run / "metrics.csv").stat().st_mtime_ns
             for name, row in rows_of(address).items() if row.status == "finished"}  # fmt: skip
     assert 2 <= len(kept) < 4, log.read_text()
@@ -60,9 +74,30 @@ def test_a_sweep_killed_with_sigkill_is_resumed_to_the_same_bits(ray_cluster: Pa
         (address / "runs" / name / "metrics.csv").stat().st_mtime_ns == at for name, at in kept.items()
     )
     undisturbed = run_sweep(
-        sweep_of(tmp_path, *settings, "fleet.backend=in_process"), str(tmp_path / "whole"), quiet=True
+        sweep_of(tmp_path, *KILLED, "fleet.backend=in_process"), str(tmp_path / "whole"), quiet=True
     )
     assert_equal_sweeps(address, undisturbed)
+
+
+@pytest.mark.full
+def test_a_killed_sweep_in_an_object_store_goes_on_from_there(ray_cluster: Path, tmp_path: Path) -> None:
+    """Where the store is and who may use it is said in its address: workers of a cluster need not know otherwise."""
+    with s3_server() as (_, objects):
+        place = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+        storage = f"s3://test:test@bucket/results?endpoint_override={place}&scheme=http&region=us-east-1"
+        address, root = join(storage, "killed"), "bucket/results/killed"
+        typed = [*settings_of(*KILLED), f"storage={storage}", "name=killed"]
+
+        def far_enough() -> bool:
+            done = objects.get(f"{root}/trials.csv", b"").count(b",finished,")
+            return done >= 2 and any(f"{root}/runs/ifca-seed0/checkpoints/" in key for key in list(objects))
+
+        killed(typed, tmp_path / "log", far_enough)
+        assert {row.status for row in rows_of(address).values()} >= {"finished", "running"}
+        resume_sweep(address, quiet=True)
+        whole = sweep_of(tmp_path, *KILLED, "fleet.backend=in_process")
+        undisturbed = run_sweep(whole, str(tmp_path / "whole"), quiet=True)
+        assert_equal_sweeps(local_copy(address), undisturbed)
 
 
 @pytest.mark.full
@@ -173,7 +208,27 @@ def test_the_metrics_endpoint_tells_every_round(ray_cluster: Path, tmp_path: Pat
     metrics = open_run(tmp_path / "metered/runs/ifca-seed5").metrics
     assert values["ray_archipelago_round"] == 4 == values["ray_archipelago_rounds_total"]
     assert values["ray_archipelago_accuracy"] == pytest.approx(metrics["micro_accuracy"].iloc[-1])
+    assert values["ray_archipelago_macro_f1"] == pytest.approx(metrics["micro_macro_f1"].iloc[-1])
+    sizes = _by_tag(lines, "cluster_size", "cluster")
+    assert [sizes[key] for key in sorted(sizes)] == metrics["cluster_sizes"].iloc[-1]
+    run = open_run(tmp_path / "metered/runs/ifca-seed5")
+    seconds = _by_tag(lines, "round_seconds", "stage")
+    with (run.path / "timings.csv").open() as file:
+        *_, last = csv.DictReader(file)
+    written = {stage: float(value) for stage, value in last.items() if stage != "round" and value}
+    written["round"] = written.pop("total")  # as the stages are called in a report
+    assert {stage: seconds[stage] for stage in written} == pytest.approx(written)
+    size = 4 * run.models["clusters"].shape[1]
+    for direction, moved in _by_tag(lines, "bytes_total", "direction").items():
+        models = metrics[f"cost_models_{direction}"] * metrics["participants"]
+        assert moved == pytest.approx(models.sum() * size)
     assert any('method="ifca"' in line and 'data="digits"' in line and 'seed="5"' in line for line in lines)
+
+
+def _by_tag(lines: Sequence[str], name: str, tag: str) -> dict[str, float]:
+    """The values of a metric of several kinds, by kind."""
+    chosen = [line for line in lines if line.startswith(f"ray_archipelago_{name}{{")]
+    return {line.split(f'{tag}="')[1].split('"')[0]: float(line.split()[-1]) for line in chosen}
 
 
 def _page(url: str) -> str:
@@ -216,6 +271,51 @@ def test_a_scheduler_stops_trials_and_every_curve_is_the_undisturbed_one(
     )
     for name, curve in curves(address).items():
         assert whole[name].startswith(curve) and curve.count("\n") >= 3
+
+
+@pytest.mark.full
+def test_a_killed_sweep_with_a_scheduler_goes_on(ray_cluster: Path, tmp_path: Path) -> None:
+    """Under ASHA every trial's curve is the undisturbed one, as far as it ran."""
+    drawn = (*TUNED, "sweep.sampler=random", "sweep.samples=6", "sweep.concurrent=2", "sweep.seeds=[0]")
+    settings = (*drawn, "sweep.scheduler=asha", "checkpoint.every=1")
+    address = tmp_path / "tuned"
+
+    def far_enough() -> bool:
+        return sum(file.read_bytes().count(b"\n") > 3 for file in address.glob("runs/*/metrics.csv")) >= 3
+
+    typed = [*settings_of(*settings), f"storage={tmp_path}", "name=tuned"]
+    killed(typed, tmp_path / "log", far_enough)
+    assert any(row.status == "running" for row in rows_of(address).values())
+    resume_sweep(str(address), quiet=True)
+    assert {row.status for row in rows_of(address).values()} <= {"finished", "stopped"}
+    alone = sweep_of(tmp_path, *drawn, "fleet.backend=in_process")
+    whole = curves(run_sweep(alone, str(tmp_path / "whole"), quiet=True))
+    for name, curve in curves(address).items():
+        assert whole[name].startswith(curve) and curve.count("\n") >= 3
+
+
+@pytest.mark.full
+def test_a_killed_population_keeps_the_values_it_had_come_to(ray_cluster: Path, tmp_path: Path) -> None:
+    population = ("sweep.sampler=random", "sweep.samples=4", "sweep.concurrent=2", "sweep.scheduler=pbt")
+    settings = (*(each for each in TUNED if each != "rounds=6"), *population, "rounds=12", "sweep.seeds=[0]")
+    address = tmp_path / "tuned"
+
+    def moved() -> bool:
+        return any("Took over" in file.read_text() for file in address.glob("runs/*/events.jsonl"))
+
+    typed = [*settings_of(*settings), f"storage={tmp_path}", "name=tuned"]
+    killed(typed, tmp_path / "log", moved)
+    resume_sweep(str(address), quiet=True)
+    assert [row.status for row in rows_of(address).values()] == ["finished"] * 4
+    for row in rows_of(address).values():
+        run = address / row.run
+        assert list(open_run(run).metrics["round"]) == list(range(1, 13))
+        # Values change where a state was taken over, and nowhere else.
+        told, now = events(run), open_run(run).config["local"]["lr"]
+        for entry in json.loads((run / "schedule.json").read_text()):
+            value = entry["values"]["local.lr"]
+            assert value == now or any(f"goes on with local.lr={value:.6g}." in text for text in told)
+            now = value
 
 
 @pytest.mark.full

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import platform.launch
+import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from actors.reports import RoundReport
+from actors.session import InProcessSession
 from experiments import open_run
 from experiments.runner import run_experiment
 from experiments.storage import Mirror, join
-from experiments.sweep_directory import is_sweep
+from experiments.sweep_config import load_sweep
+from experiments.sweep_directory import is_sweep, read_rows
+from tests.support.clusters import ROOT
 from tests.support.experiments import TINY, config_of
 from tests.support.runs import assert_equal_runs
 from tests.support.s3 import s3_server
@@ -35,6 +43,54 @@ def test_the_door_runs_a_sweep_and_goes_on_with_it(
     )
     assert platform.launch.main(["resume", str(tmp_path / "mine")]) == 0
     assert (tmp_path / "mine/trials.csv").read_text() == rows
+
+
+def test_a_sweep_that_came_to_nothing_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(session: InProcessSession, round: int) -> RoundReport:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(InProcessSession, "run_round", fail)
+    typed = [*TINY, "sweep.seeds=2", f"storage={tmp_path}", "name=mine"]
+    assert platform.launch.main(typed) == 1
+    printed = capsys.readouterr()
+    assert printed.out.count("RuntimeError: no luck") >= 2 and f"Results: {tmp_path / 'mine'}" in printed.out
+    assert printed.err.strip().splitlines()[-1] == (
+        "Failed: all 2 trials, each for the reason above. "
+        f"The sweep is in {tmp_path / 'mine'}; go on with: python -m platform.launch resume {tmp_path / 'mine'}"
+    )
+
+
+def test_what_the_demonstration_says_to_try_next_can_be_tried() -> None:
+    lines = [re.split(r"\s{2,}", line.strip())[0] for line in platform.launch.NEXT.splitlines()[1:]]
+    assert len(lines) == 3
+    for line in lines:
+        assert line.startswith(f"{platform.launch.DOOR} ")
+        request = platform.launch.parse(shlex.split(line)[3:])
+        assert request.command == "list" or load_sweep(request.file, request.overrides) is not None
+
+
+@pytest.mark.ray
+@pytest.mark.full
+def test_the_demonstration_as_a_user_runs_it(tmp_path: Path) -> None:
+    """On Ray, from its first line to what to try next."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "platform.launch"], cwd=tmp_path, env={**kept, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=290,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = (tmp_path / "runs").iterdir()
+    assert {row.status for row in read_rows(made)} == {"finished"} and len(read_rows(made)) == 15
+    found = [line.split() for line in done.stdout.splitlines()]
+    accuracy = {
+        line[0]: float(line[line.index("3") + 1]) for line in found if "3" in line[1:3] and "±" in line
+    }
+    assert set(accuracy) == {"FedAvg", "IFCA", "WeCFL", "IFCA+CAM", "FeSEM+CAM"}
+    assert min(accuracy, key=lambda name: accuracy[name]) == "FedAvg"
+    assert f"Report: {made / 'report/report.html'}" in done.stdout and (made / "report/report.html").is_file()
+    assert done.stdout.rstrip().endswith(platform.launch.NEXT)
 
 
 def test_one_experiment_has_nothing_to_run_dry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -449,3 +449,12 @@ def test_a_phone_in_the_dark_reads_it_without_scrolling_sideways(report: Report)
     assert all(count > 0 for count in seen.answers["marks"])
     shade = [int(value) for value in re.findall(r"\d+", seen.answers["background"])[:3]]
     assert max(shade) < 80
+
+
+def test_a_page_that_is_too_large_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run")
+    assert build_report(ReportRequest([str(run)], figures="no")).warning == ""
+    monkeypatch.setattr("reports.build._LARGEST_PAGE", 1000)
+    found = build_report(ReportRequest([str(run)], figures="no"))
+    assert "MB with no run shown from the inside" in found.warning
+    assert html.escape(found.warning) in (found.folder / "report.html").read_text()

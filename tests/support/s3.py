@@ -5,6 +5,7 @@ Path-style addresses, no signatures checked. Objects appear whole or not at all,
 
 from __future__ import annotations
 
+import itertools
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     objects: dict[str, bytes]
     uploads: dict[str, dict[int, bytes]]
+    numbers: Iterator[int]
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Nothing is logged."""
@@ -123,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         key, query = self._asked()
         self._body()
         if "uploads" in query:
-            name = f"upload-{len(self.uploads)}"
+            name = f"upload-{next(self.numbers)}"  # several clients send at the same time
             self.uploads[name] = {}
             inside = f"<UploadId>{name}</UploadId>"
             self._answer(
@@ -162,7 +164,7 @@ def _unsigned(body: bytes) -> bytes:
 def s3_server() -> Iterator[tuple[str, dict[str, bytes]]]:
     """(address of a bucket, its objects by bucket/key); pyarrow finds the server through the environment."""
     objects: dict[str, bytes] = {}
-    kind = type("Handler", (_Handler,), {"objects": objects, "uploads": {}})
+    kind = type("Handler", (_Handler,), {"objects": objects, "uploads": {}, "numbers": itertools.count()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
