@@ -23,7 +23,7 @@ from foundation.files import whole_file
 from foundation.settings import PartitionSettings
 
 # Raised with every change that makes the same settings and seed give another division.
-VERSION = 3
+VERSION = 4
 _FORMAT = "archipelago-partition-1"
 
 

@@ -68,7 +68,7 @@ def _tested(
     demand: Integers,
     rng: np.random.Generator,
 ) -> tuple[tuple[Integers, ...], tuple[Integers, ...]]:
-    """What to train on and what to test on: in the same mixture of sources, of whatever classes these have."""
+    """What to train on and what to test on: in the same mixture of sources, of classes that the client trains on."""
     if labels.test_share is not None:
         return set_aside(held, source, labels.test_share, rng)
     assert labels.sources_test is not None
@@ -78,7 +78,46 @@ def _tested(
     )
     demand = np.concatenate([demand, np.zeros_like(demand[:1])])
     counts = matching_test_counts(demand, np.bincount(strata, minlength=len(demand)))
-    return held, deal(strata, counts, rng)
+    if labels.classes is None:
+        return held, deal(strata, counts, rng)
+    return held, _deal_trained(labels, held, strata, counts, rng)
+
+
+def _deal_trained(
+    labels: Labels, held: tuple[Integers, ...], strata: Integers, counts: Integers, rng: np.random.Generator
+) -> tuple[Integers, ...]:
+    """Test samples of each source, `counts[s, i]` for client i, of all classes alike, but of none it never saw."""
+    clients = np.arange(len(held))
+    trained = np.zeros((len(held), labels.classes or 1), dtype=bool)
+    trained[np.repeat(clients, [len(each) for each in held]), labels.train[np.concatenate(held)]] = True
+    positions, owners = [], []
+    for source, wanted in enumerate(counts):
+        order = rng.permutation(np.flatnonzero(strata == source))
+        order = order[np.argsort(labels.test[order], kind="stable")]
+        y = labels.test[order]
+        # Every class evenly from first to last: whoever takes a few in a row gets them in proportion.
+        start = rng.random(len(trained[0]))[y]
+        order = order[np.argsort((ranks(y) + start) / np.bincount(y)[y], kind="stable")][: wanted.sum()]
+        owner = np.repeat(clients, wanted)
+        positions.append(_exchanged(order, owner, labels.test, trained, rng))
+        owners.append(owner)
+    position, owner = np.concatenate(positions), np.concatenate(owners)
+    return split_at(position[np.lexsort((position, owner))], np.bincount(owner, minlength=len(held)))
+
+
+def _exchanged(
+    order: Integers, owner: Integers, test: Integers, trained: NDArray[np.bool_], rng: np.random.Generator
+) -> Integers:
+    """Whoever got a sample of a class it does not train on exchanges it with somebody who does, if there is one."""
+    y = test[order]
+    for at in np.flatnonzero(~trained[owner, y]):
+        if trained[owner[at], y[at]]:
+            continue  # exchanged already
+        others = np.flatnonzero(trained[owner[at], y] & trained[owner, y[at]])
+        if len(others):
+            other = others[rng.integers(len(others))]
+            order[[at, other]], y[[at, other]] = order[[other, at]], y[[other, at]]
+    return order
 
 
 def mixture_weights(pattern: str, clients: int, sources: int, rng: np.random.Generator) -> Shares:

@@ -13,7 +13,7 @@ from federated_data import Labels
 from federated_data.partitions_mixture import mixture_weights
 from foundation.errors import UserError
 from foundation.randomness import generator
-from tests.support.partitions import checked, divide
+from tests.support.partitions import checked, divide, table
 
 
 def of_sources(train: int, test: int, sources: int, classes: int | None = 4) -> Labels:
@@ -103,6 +103,14 @@ class TestMixture:
         assert min(len(part) for part in made.test) >= 1
         tested = by_source(labels.sources_test, made.test, sources)
         assert not ((tested > 0) & (held == 0)).any()
+        if classes is not None:
+            # Label supports: never tested on what was not trained on, and on all of it where there are samples enough.
+            train, test = (
+                table(*part, classes) > 0 for part in ((labels.train, made.train), (labels.test, made.test))
+            )
+            assert not (test & ~train).any()
+            plenty = np.array([len(part) for part in made.test]) >= 2 * sources * classes
+            assert (test == train)[:, plenty].all()
         again = divide("mixture", labels, clients, seed, mixture=ratio, size_range=sizes, min_size=1)
         assert all(a.tobytes() == b.tobytes() for a, b in zip(made.train, again.train, strict=True))
 
@@ -113,6 +121,14 @@ class TestMixture:
         labels = Labels("uneven", y, y, 3, sources, sources)
         made = divide("mixture", labels, 4, mixture="50:50", size_range=[60, 60])
         assert np.bincount(y[np.concatenate(made.train)]).tolist() == [80, 80, 80]
+
+    def test_nobody_is_tested_on_a_class_it_never_saw(self) -> None:
+        # 200 clients with six samples each of ten classes: most never see four of them.
+        labels = of_sources(1200, 400, 2, classes=10)
+        made = divide("mixture", labels, 200, size_range=[6, 6], mixture="30:70")
+        train, test = (table(*part, 10) for part in ((labels.train, made.train), (labels.test, made.test)))
+        assert (train > 0).sum(axis=0).mean() < 6 and not ((test > 0) & (train == 0)).any()
+        assert test.sum() == 800 and test.sum(axis=1).tolist() == [80] * 10
 
     def test_mistakes_are_sentences(self) -> None:
         plain = Labels("plain", np.arange(100) % 4, np.arange(50) % 4, 4)

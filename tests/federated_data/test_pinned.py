@@ -41,7 +41,7 @@ DIGESTS = {
     "balanced_dirichlet": "a8e92c487629608e",
     "femam_cluster": "799901b4d2f2dde1",
     "multilevel": "114f83cc605ffc73",
-    "mixture": "b233946496ee583c",
+    "mixture": "fa68ea43f9b610ab",
     "natural": "db2b62b62247f2c7",
     "dirichlet as fedbase": "090e67222537ad30",
     "cluster_n_class as fedbase": "15c5564f7878bcbe",
