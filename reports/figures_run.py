@@ -60,9 +60,13 @@ def _assignments(run: RunFiles) -> dict[int, Labels]:
 
 def _groups(run: RunFiles) -> Labels | None:
     """The planted group of each client, if anything is planted."""
-    rounds = [row["round"] for row in run.metrics if any(name.startswith("micro_") for name in row)]
-    table = run.table("clients", ["client", "group"], rounds[-1:]) if rounds else {}
-    return np.asarray(table["group"], np.int64)[np.argsort(table["client"])] if "group" in table else None
+    table = run.table("clients", ["round", "client", "group"])
+    if "group" not in table or not len(table["group"]):
+        return None
+    last = (
+        table["round"] == table["round"].max()
+    )  # of a run under way, metrics may be rounds ahead of this table
+    return np.asarray(table["group"], np.int64)[last][np.argsort(table["client"][last])]
 
 
 def _cluster(number: int) -> str:

@@ -6,6 +6,7 @@ import csv
 import html
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -372,6 +373,23 @@ def test_reports_of_what_is_not_finished_or_not_there(tmp_path: Path) -> None:
     )
     found = figures_in((build_report(ReportRequest([str(running)])).folder / "report.html").read_text())
     assert one(found, "convergence", metric="loss")["series"][0]["y"] == [0.5, None, None, 0.1]
+
+
+def test_a_run_that_was_killed_between_two_checkpoints_is_shown_as_far_as_it_is_written(
+    tmp_path: Path,
+) -> None:
+    settings = [*SMALL, "method=ifca", "rounds=8", "checkpoint.every=4", f"storage={tmp_path}", "name=killed"]
+
+    def stop(report: Any) -> None:
+        if report.round == 6:
+            shutil.copytree(tmp_path / "killed", tmp_path / "copy")  # what a SIGKILL would leave
+
+    run_experiment(load_config(overrides=settings, env={}), on_round=stop, quiet=True)
+    found = figures_in(
+        (build_report(ReportRequest([str(tmp_path / "copy")])).folder / "report.html").read_text()
+    )
+    assert len(one(found, "convergence", metric="loss")["series"][0]["y"]) == 6
+    assert one(found, "map")["panels"]
 
 
 def test_a_damaged_file_is_a_sentence(tmp_path: Path) -> None:
