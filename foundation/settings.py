@@ -44,7 +44,7 @@ class DataSettings:
                                above=0)  # fmt: skip
     mapped: str = setting("auto", "sets that are decoded once into a file: read it by memory map (yes), into memory "
                           "(no), or by its size (auto: mapped above 1 GB)", choices=("auto", "yes", "no"))  # fmt: skip
-    cache: str | None = setting(None, "folder of these files (default: `mapped` in `data.root`)")
+    cache: str | None = setting(None, "folder of these files (default: in `data.root`)")
     attribute: str | None = setting(None, "celeba: attribute to predict (default Smiling); chestmnist: finding "
                                     "(default: any)")  # fmt: skip
     image_size: int | None = setting(None, "celeba (default 84), image_folder (default: the first image's): side in "
