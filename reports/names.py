@@ -120,8 +120,10 @@ def label_of(config: Mapping[str, Any]) -> str:
 def setting_text(key: str, value: Any) -> str:
     """`name=value` without the section, as short as it can be said.
 
-    >>> setting_text("local.lr", 0.1), setting_text("model.hidden", [64, 32])
-    ('lr=0.1', 'hidden=64,32')
+    >>> setting_text("local.lr", 0.1), setting_text("model.hidden", [64, 32]), setting_text("local.lr", 0.34423005968)
+    ('lr=0.1', 'hidden=64,32', 'lr=0.34423')
     """
     shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else f"{value}"
+    if isinstance(value, float) and len(shown) > 8:  # drawn: as the sweep calls it
+        shown = f"{value:.6g}"
     return f"{key.rpartition('.')[2]}={shown}"

@@ -165,7 +165,10 @@ def _table(
 
 def _chosen(rows: Sequence[TableRow], shown: Metric, tuned: Metric) -> list[str]:
     """What tuning came to: the best setting of every method by validation data, and its test figure."""
-    notes = [f"Ranks go by {tuned.label}, in every column: what was tuned is never chosen on test data."]
+    notes = [
+        f"Ranks go by {tuned.label}, in every column: what was tuned is never chosen on test data. A setting with "
+        "fewer finished seeds than others has none."
+    ]
     best: dict[str, TableRow] = {}
     for row in rows:
         if row.group is not None and row.cells[tuned.name].rank is not None:
@@ -290,10 +293,12 @@ def _ranked(
 ) -> list[TableRow]:
     """Rank 1 is the best mean, of the tuned figure in every column if there is one; equal means share a rank."""
     ranks: list[dict[str, int]] = [{} for _ in rows]
+    # A setting of which a scheduler stopped the worse seeds must not win by the others.
+    whole = max((len(row.seeds) for row in rows), default=0) if tuned is not None else 0
     for each in metrics:
         by = tuned or each
         values = {i: value for i, row in enumerate(rows) if (value := row.cells[by.name].mean) is not None
-                  and math.isfinite(value)}  # fmt: skip
+                  and math.isfinite(value) and len(row.seeds) >= whole}  # fmt: skip
         for i, value in values.items():
             better = (other > value if by.higher_is_better else other < value for other in values.values())
             ranks[i][each.name] = 1 + sum(better)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,17 @@ def test_what_was_tuned_is_ranked_by_validation_and_never_by_test(tmp_path: Path
     assert [row.cells["micro_accuracy"].rank for row in table.rows] == [2, 3, 1]
     (table,) = tables([tuned_sweep(tmp_path / "max", **by_loss, mode="max")])
     assert [row.cells["micro_accuracy"].rank for row in table.rows] == [2, 1, 3]
+    # A second seed of all but the best, which a scheduler stopped: it does not win by the one that is left.
+    for number in (0, 2):
+        again = tmp_path / f"drawn/runs/{number}"
+        text = (again / "config.yaml").read_text().replace("seed: 0", "seed: 1")
+        shutil.copytree(again, tmp_path / f"drawn/runs/{number}-again")
+        (tmp_path / f"drawn/runs/{number}-again/config.yaml").write_text(text)
+        with (tmp_path / "drawn/trials.csv").open("a") as file:
+            name = "fedavg | local.lr=0.3" if number else "ifca | local.lr=0.1"
+            file.write(f"more{number},{name},1,finished,,runs/{number}-again\n")
+    (table,) = tables([tmp_path / "drawn"])
+    assert [row.cells["micro_accuracy"].rank for row in table.rows] == [1, None, 2]
     (table,) = tables([tuned_sweep(tmp_path / "grid")])  # compares, and chooses nothing
     assert [row.cells["micro_accuracy"].rank for row in table.rows] == [1, 2, 3]
     assert [each.name for each in table.metrics] == ["micro_accuracy", "micro_macro_f1"]
