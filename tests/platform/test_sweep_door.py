@@ -88,7 +88,7 @@ def test_the_demonstration_as_a_user_runs_it(tmp_path: Path) -> None:
         line[0]: float(line[line.index("3") + 1]) for line in found if "3" in line[1:3] and "±" in line
     }
     assert set(accuracy) == {"FedAvg", "IFCA", "WeCFL", "IFCA+CAM", "FeSEM+CAM"}
-    assert min(accuracy, key=lambda name: accuracy[name]) == "FedAvg"
+    assert all(accuracy[name] > accuracy["FedAvg"] + 5 for name in ("IFCA", "WeCFL", "FeSEM+CAM"))
     assert f"Report: {made / 'report/report.html'}" in done.stdout and (made / "report/report.html").is_file()
     assert done.stdout.rstrip().endswith(platform.launch.NEXT)
 
