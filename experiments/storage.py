@@ -262,3 +262,14 @@ def local_copy(address: str | Path) -> Path:
     if not Mirror(folder, str(address)).fetch():
         raise UserError(f"There is nothing at '{address}': expected a run or a sweep.")
     return folder
+
+
+@contextlib.contextmanager
+def reading(address: str | Path) -> Iterator[Path]:
+    """`local_copy` for a while: what was copied is removed afterwards."""
+    folder = local_copy(address)
+    try:
+        yield folder
+    finally:
+        if is_address(address):
+            shutil.rmtree(folder.parent, ignore_errors=True)

@@ -11,13 +11,14 @@ import functools
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -356,11 +357,12 @@ def _kept(built: Report, folder: str) -> str:
 
 def _show_sweep(address: str, demonstration: bool = False) -> None:
     """The table of a sweep, why trials failed, where the report is and what to do next."""
-    from experiments.storage import local_copy
+    from experiments.storage import reading
     from experiments.sweep_directory import read_rows
     from reports.table_text import print_tables
 
-    built, page = _report(local_copy(address), address)
+    with reading(address) as folder:
+        built, page = _report(folder, address)
     print_tables(built.tables, sys.stdout)
     rows = read_rows(address)
     for row in rows:
@@ -377,22 +379,26 @@ def _show_sweep(address: str, demonstration: bool = False) -> None:
 
 def report(request: Request) -> None:
     """Tables, figures and one HTML file of runs and sweeps."""
-    from experiments.storage import is_address, join, local_copy, working_copy
+    from experiments.storage import is_address, join, reading, working_copy
     from reports.build import ReportRequest, build_report
     from reports.table_text import print_tables
 
     addresses = [word for word in request.words if is_address(word) and "=" not in word.partition("://")[0]]
-    asked = ReportRequest.parse(
-        [str(local_copy(word)) if word in addresses else word for word in request.words]
-    )
-    into = asked.out
-    if is_address(into):
-        asked.out = str(working_copy(into))
-    elif addresses and len(asked.paths) == 1 and not into:
-        into = join(addresses[0], "report")
-    built = build_report(asked)
+    with ExitStack() as stack:
+        words = [
+            str(stack.enter_context(reading(word))) if word in addresses else word for word in request.words
+        ]
+        asked = ReportRequest.parse(words)
+        into = asked.out
+        if is_address(into):
+            asked.out = str(working_copy(into))
+            stack.callback(shutil.rmtree, asked.out, ignore_errors=True)
+        elif addresses and len(asked.paths) == 1 and not into:
+            into = join(addresses[0], "report")
+        built = build_report(asked)
+        page = _kept(built, into)
     print_tables(built.tables, sys.stdout)
-    print(f"Report: {_kept(built, into)} (beside it: tables, and figures/ for papers)")
+    print(f"Report: {page} (beside it: tables, and figures/ for papers)")
 
 
 class _Stopped(Exception):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +36,14 @@ def wait_for_node(process: subprocess.Popen[bytes]) -> None:
     while len(family(process.pid)) < 4:  # a raylet and its agents
         assert process.poll() is None
         time.sleep(0.2)
+
+
+def job_names(head: Head) -> list[str]:
+    """The names of the cluster's jobs, as its dashboard has them."""
+    asked = urllib.request.Request(f"{head.dashboard}/api/jobs/")
+    asked.add_header("Authorization", f"Bearer {head.environment['RAY_AUTH_TOKEN']}")
+    with urllib.request.urlopen(asked, timeout=20) as answer:
+        return [str((job["metadata"] or {}).get("job_name")) for job in json.load(answer)]
 
 
 def test_a_lost_node_s_trials_are_finished_on_another(head: Head, tmp_path: Path) -> None:
@@ -90,6 +100,7 @@ def test_a_lost_node_s_actors_find_another_place(head: Head, tmp_path: Path) -> 
             while not metrics.is_file() or metrics.read_bytes().count(b"\n") < 7:
                 assert driver.poll() is None, log.read_text()
                 time.sleep(0.01)
+            assert "moved" in job_names(head)  # what the Ray dashboard calls the sweep
             for member in family(node.pid):
                 member.kill()
             stack.enter_context(another_node(head, cpus=2, root=stack.enter_context(short_folder())))

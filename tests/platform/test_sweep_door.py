@@ -16,7 +16,7 @@ from actors.reports import RoundReport
 from actors.session import InProcessSession
 from experiments import open_run
 from experiments.runner import run_experiment
-from experiments.storage import Mirror, join
+from experiments.storage import Mirror, join, working_copy
 from experiments.sweep_config import load_sweep
 from experiments.sweep_directory import is_sweep, read_rows
 from tests.support.clusters import ROOT
@@ -117,6 +117,9 @@ def test_a_report_of_what_is_in_an_object_store(tmp_path: Path, capsys: pytest.C
         assert "bucket/results/both/table.csv" in objects
         assert platform.launch.main(["report", join(storage, "none"), "figures=no"]) == 2
         assert "There is nothing at 's3://bucket/results/none?region" in capsys.readouterr().err
+        for name in ("mine-0", "mine-1", "both"):  # no copies are left behind
+            copy = working_copy(join(storage, name))
+            assert not copy.exists() and not copy.with_name(f"copy-{copy.name}").exists()
 
 
 @pytest.mark.full
