@@ -46,10 +46,11 @@ class Net(nn.Module):
 
 
 def normalised(workload: Workload) -> tuple[Tensor, Tensor]:
-    """All images as float32, ready to be indexed."""
+    """All images as float32, ready to be indexed, in the memory format that is fastest for them on either side."""
     x, y = workload.images()
     mean, std = torch.tensor(MEAN).reshape(-1, 1, 1), torch.tensor(STD).reshape(-1, 1, 1)
-    return torch.from_numpy(x).float().div_(255).sub_(mean).div_(std), torch.from_numpy(y)
+    images = torch.from_numpy(x).float().div_(255).sub_(mean).div_(std)
+    return images.contiguous(memory_format=torch.channels_last), torch.from_numpy(y)
 
 
 def batches(workload: Workload, client: int, round: int) -> Iterator[Tensor]:
