@@ -7,7 +7,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -193,33 +194,43 @@ def rounds_in(run: Path) -> int:
     return file.read_bytes().count(b"\n") - 1 if file.exists() else 0
 
 
-def test_a_driver_killed_with_its_cluster_at_a_random_round_is_resumed(tmp_path: Path) -> None:
+@pytest.fixture(scope="session")
+def mourners() -> Iterator[tuple[ExitStack, list[Any]]]:
+    """Folders and processes of killed clusters: some need a minute to end, which other tests need not wait for."""
+    with ExitStack() as folders:
+        members: list[Any] = []
+        yield folders, members
+        assert not still_alive(members, seconds=60)
+
+
+def test_a_driver_killed_with_its_cluster_at_a_random_round_is_resumed(
+    tmp_path: Path, mourners: tuple[ExitStack, list[Any]]
+) -> None:
     rounds, last = 40, random.SystemRandom().randint(3, 34)
     settings = ("method=ifca", f"rounds={rounds}", "checkpoint.every=3")
     run, log = tmp_path / "killed", tmp_path / "log"
-    with short_folder() as folder:
-        driver = launch(*typed(tmp_path, *settings, "fleet.actors=2"), folder=folder, log=log)
-        members: list[Any] = []
-        try:
-            while rounds_in(run) < last:
-                assert driver.poll() is None, log.read_text()
-                time.sleep(0.005)
-            members = family(driver.pid)
-        finally:
-            driver.kill()
-            driver.wait()
-        assert len(members) > 5, "a driver has a cluster with it"
-        status = open_run(run).status
-        assert status.state == "interrupted" and last <= status.rounds_done < rounds
-        again = launch("resume", str(run), folder=folder, log=log)
-        try:
-            while again.poll() is None:
-                members += [member for member in family(again.pid) if member not in members]
-                time.sleep(0.5)
-        finally:
-            again.kill()
-            assert again.wait() == 0, f"killed after round {last}:\n{log.read_text()}"
-        assert not still_alive(members, seconds=60)
+    folders, members = mourners
+    folder = folders.enter_context(short_folder())
+    driver = launch(*typed(tmp_path, *settings, "fleet.actors=2"), folder=folder, log=log)
+    try:
+        while rounds_in(run) < last:
+            assert driver.poll() is None, log.read_text()
+            time.sleep(0.005)
+        members += family(driver.pid)
+    finally:
+        driver.kill()
+        driver.wait()
+    assert len(members) > 5, "a driver has a cluster with it"
+    status = open_run(run).status
+    assert status.state == "interrupted" and last <= status.rounds_done < rounds
+    again = launch("resume", str(run), folder=folder, log=log)
+    try:
+        while again.poll() is None:
+            members += [member for member in family(again.pid) if member not in members]
+            time.sleep(0.5)
+    finally:
+        again.kill()
+        assert again.wait() == 0, f"killed after round {last}:\n{log.read_text()}"
     assert_equal_runs(run, undisturbed(tmp_path, *settings))
 
 
