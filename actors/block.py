@@ -84,7 +84,7 @@ class ClientBlock:
         """Start a round from the committed state: whatever an aborted attempt left is forgotten."""
         self._pending.clear()
         self._results.clear()
-        self.samples.remembered.clear()
+        self.samples.forget()
         self._round = round
 
     def commit(self) -> list[str]:
@@ -92,7 +92,7 @@ class ClientBlock:
         self._committed.update(self._pending)
         self._pending.clear()
         self._results.clear()
-        self.samples.remembered.clear()
+        self.samples.forget()
         notes, self.executor.notes = self.executor.notes, []
         return notes
 

@@ -206,7 +206,7 @@ def run(rounds: int | None, miniature: bool) -> dict[str, Any]:
     workload = Workload(clients=6, samples=20, steps=3, batch=8) if miniature else Workload(clients=12)
     found: dict[str, Any] = {}
     for method in METHODS:
-        one = compare(method, workload, rounds or (1 if miniature else 6))
+        one = compare(method, workload, rounds or (1 if miniature else 12))
         one["ratios"] = {
             name: spread(np.divide(one[name]["platform"], np.maximum(one[name]["bare"], 1e-3)))
             for name in ("seconds", "processor_seconds")

@@ -127,10 +127,7 @@ def outputs_of(model: FlatModel, samples: Samples, vector: Vector, index: npt.ND
         model.load(vector)
         model.module.eval()
         with torch.no_grad():
-            chunks = [
-                model.module(samples.batch(index[start : start + samples.chunk])[0])
-                for start in range(0, len(index), samples.chunk)
-            ]
+            chunks = [model.module(x) for x in samples.inputs(index)]
         found = samples.remembered.put(key, torch.cat(chunks))
     return found
 

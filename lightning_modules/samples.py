@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,26 @@ class RememberedOutputs:
         self._bytes = 0
 
 
+class _LastInputs:
+    """Chunks of inputs up to a number of bytes; one that its reader changed in place is not given out again."""
+
+    def __init__(self, index: npt.NDArray[np.int64], capacity: float = 64e6) -> None:
+        self.index, self.capacity = index, capacity
+        self._kept: dict[int, tuple[Tensor, int]] = {}  # each with its count of changes in place
+
+    def get(self, number: int) -> Tensor | None:
+        """A chunk, if it was kept and is as it was."""
+        chunk, changes = self._kept.get(number, (None, 0))
+        return chunk if chunk is not None and chunk._version == changes else None
+
+    def put(self, number: int, chunk: Tensor) -> Tensor:
+        """Keep a chunk if there is room."""
+        self.capacity -= chunk.numel() * chunk.element_size()
+        if self.capacity >= 0:
+            self._kept[number] = (chunk, chunk._version)
+        return chunk
+
+
 class Samples:
     """Inputs and targets of the whole federation, read from shared memory.
 
@@ -85,6 +106,7 @@ class Samples:
             if channels_last and x.ndim == 4 and x.shape[1] > 1
             else torch.contiguous_format
         )
+        self._last: _LastInputs | None = None
         self._position: Tensor | None = None
         if normalise == "actor" and used is not None:
             index = torch.from_numpy(np.unique(used))
@@ -102,6 +124,21 @@ class Samples:
             x = self._normalised(self._x.index_select(0, rows))
         return x.to(self.device, non_blocking=True), self.targets(index)
 
+    def inputs(self, index: npt.NDArray[np.int64]) -> Iterator[Tensor]:
+        """Inputs alone, a chunk at a time. Those asked for last are kept: several frozen models see them in turn."""
+        if self._last is None or not np.array_equal(self._last.index, index):
+            self._last = _LastInputs(index)
+        for number, start in enumerate(range(0, len(index), self.chunk)):
+            found = self._last.get(number)
+            if found is None:
+                found = self._last.put(number, self.batch(index[start : start + self.chunk])[0])
+            yield found
+
+    def forget(self) -> None:
+        """The round is over: its models, and what they were shown, will not be asked for again."""
+        self.remembered.clear()
+        self._last = None
+
     def targets(self, index: npt.NDArray[np.int64]) -> Tensor:
         """Targets alone, on the device."""
         rows = tensor_of(np.asarray(index, np.int64))
@@ -110,6 +147,8 @@ class Samples:
     def _normalised(self, x: Tensor) -> Tensor:
         """`x` was indexed out and belongs to us: in place, which spares a third of the time."""
         raw = x.dtype == torch.uint8
-        x = x.to(torch.float32, memory_format=self._format)
+        x = x.to(torch.float32)
         x = x.div_(255) if raw else x
-        return x if self._plain else x.sub_(self._mean).div_(self._std)
+        x = x if self._plain else x.sub_(self._mean).div_(self._std)
+        # Last: channel by channel, the mean and the deviation are one number for a whole image at a time.
+        return x.contiguous(memory_format=self._format)

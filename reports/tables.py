@@ -19,10 +19,12 @@ from reports.published import SOURCES, Published, deviations, published_for, row
 from reports.significance import TESTS, holm, paired_p
 
 COSTS = {
+    "models_stored": "models stored",
     "models_down": "models received",
     "models_up": "models delivered",
     "gradients": "samples trained on",
     "forwards": "samples evaluated",
+    "computation": "computation",
     "megabytes": "MB moved",
     "seconds_per_round": "s per round",
     "minutes": "minutes",
@@ -361,7 +363,8 @@ def _notes(groups: Sequence[Group], rows: Sequence[TableRow], test: str, compare
             notes.append(f"Not as published: {', '.join(other)}.")
     if any(row.costs for row in rows):
         notes.append(
-            "Costs are per participant and round; megabytes are those of model values of 4 bytes a parameter."
+            "Costs are per participant and round; computation 1 is one local training, as in FedAvg; megabytes are "
+            "those of model values of 4 bytes a parameter."
         )
     for row in rows:
         if row.note and row.group is not None:  # a published row that was not run is seen to be empty
@@ -377,7 +380,7 @@ def costs(group: Group) -> dict[str, float]:
     """What the group's finished runs cost: means over all rounds and seeds; empty if nothing is finished."""
     finished = [run for run in group.runs if run.status.get("state") == "finished"]
     found: dict[str, float] = {}
-    for name in ("models_down", "models_up", "gradients", "forwards"):
+    for name in ("models_stored", "models_down", "models_up", "gradients", "forwards", "computation"):
         values = [row[f"cost_{name}"] for run in finished for row in run.metrics if f"cost_{name}" in row]
         if values:
             found[name] = mean(values)

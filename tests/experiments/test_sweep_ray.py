@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +22,14 @@ import ray
 
 from actors.telemetry import COUNTERS, GAUGES
 from experiments import open_run
+from experiments.config import config_from_yaml
+from experiments.run_directory import RunDirectory
+from experiments.runner import run_experiment
 from experiments.storage import join, local_copy
 from experiments.sweep import TuneSweep, resume_sweep, run_sweep
+from experiments.sweep_trial import TrialRun
 from tests.support.clusters import ROOT
-from tests.support.runs import events
+from tests.support.runs import assert_equal_runs, events
 from tests.support.s3 import s3_server
 from tests.support.sweeps import assert_equal_sweeps, rows_of, settings_of, sweep_of
 
@@ -296,8 +302,10 @@ def test_a_killed_sweep_with_a_scheduler_goes_on(ray_cluster: Path, tmp_path: Pa
 
 @pytest.mark.full
 def test_a_killed_population_keeps_the_values_it_had_come_to(ray_cluster: Path, tmp_path: Path) -> None:
+    """And every curve is the undisturbed one: each stretch between two exchanges, run again by itself, is the same."""
     population = ("sweep.sampler=random", "sweep.samples=4", "sweep.concurrent=2", "sweep.scheduler=pbt")
-    settings = (*(each for each in TUNED if each != "rounds=6"), *population, "rounds=12", "sweep.seeds=[0]")
+    longer = ("rounds=12", "checkpoint.keep=12", "sweep.seeds=[0]")
+    settings = (*(each for each in TUNED if each != "rounds=6"), *population, *longer)
     address = tmp_path / "tuned"
 
     def moved() -> bool:
@@ -316,6 +324,29 @@ def test_a_killed_population_keeps_the_values_it_had_come_to(ray_cluster: Path, 
             value = entry["values"]["local.lr"]
             assert value == now or any(f"goes on with local.lr={value:.6g}." in text for text in told)
             now = value
+        stretches_run_again(run, tmp_path / "again")
+
+
+def stretches_run_again(run: Path, folder: Path) -> None:
+    """Fail unless the rounds that follow each exchange of states are what its checkpoint and its values lead to."""
+    rows = (run / "metrics.csv").read_text().splitlines()
+    settings, whole = (run / "config.yaml").read_text(), len(rows) - 1
+    schedule = json.loads((run / "schedule.json").read_text()) if (run / "schedule.json").exists() else []
+    ends = [*(entry["round"] for entry in schedule), whole]
+    drawn = {"local.lr": open_run(run).config["local"]["lr"]}
+    for number, (entry, end) in enumerate(zip([{"round": 0, "values": drawn}, *schedule], ends, strict=True)):
+        begun, again = entry["round"], folder / f"{run.name}-{number}"
+        if begun:
+            shutil.copytree(run, again)
+            with RunDirectory.open(again) as copy:
+                copy.truncate(begun)
+            (again / "schedule.json").write_text(json.dumps([entry]))
+        trial = TrialRun(str(again), settings, entry["values"])
+        while not (told := trial.step())["done"]:
+            pass
+        assert told["state"] == "finished", told
+        found = (again / "metrics.csv").read_text().splitlines()
+        assert found[0] == rows[0] and found[begun + 1 : end + 1] == rows[begun + 1 : end + 1]
 
 
 @pytest.mark.full
@@ -356,3 +387,34 @@ def test_optuna_suggests_points_and_goes_on_after_a_stop(ray_cluster: Path, tmp_
     assert {row.status for row in rows.values()} == {"finished"} and len(rows) == 8
     assert len({row.group for row in rows.values()}) == 4
     assert all("local.lr=" in row.group for row in rows.values())
+
+
+@pytest.mark.full
+def test_a_killed_sweep_with_a_sampler_goes_on(ray_cluster: Path, tmp_path: Path) -> None:
+    """Optuna suggests by what was found; every trial, whatever was suggested, is the run that it would be alone."""
+    drawn = ("sweep.sampler=optuna", "sweep.samples=4", "sweep.seeds=[0,1]", "sweep.concurrent=2")
+    settings = (*(each for each in TUNED if each != "rounds=6"), *drawn, "rounds=25", "checkpoint.every=4")
+    address = tmp_path / "tuned"
+
+    def far_enough() -> bool:
+        begun = {file.parts[-3] for file in address.glob("runs/*/checkpoints/round-*")}
+        return finished(address) >= 3 and len(begun) > finished(address)
+
+    typed = [*settings_of(*settings), f"storage={tmp_path}", "name=tuned"]
+    killed(typed, tmp_path / "log", far_enough)
+    before = {name: row for name, row in rows_of(address).items() if row.status == "finished"}
+    kept = {name: curve for name, curve in curves(address).items() if name in before}
+    assert any(row.status == "running" for row in rows_of(address).values())
+    resume_sweep(str(address), quiet=True)
+    rows = rows_of(address)
+    assert {row.status for row in rows.values()} == {"finished"} and len(rows) == 8
+    assert len({row.group for row in rows.values()}) == 4
+    assert {name: rows[name] for name in before} == before  # what was suggested and found stays
+    assert {name: curves(address)[name] for name in kept} == kept
+    for name, row in rows.items():
+        config = config_from_yaml((address / row.run / "config.yaml").read_text())
+        alone = run_experiment(
+            dataclasses.replace(config, fleet=dataclasses.replace(config.fleet, backend="in_process")),
+            tmp_path / "alone" / name, quiet=True,
+        )  # fmt: skip
+        assert_equal_runs(address / row.run, alone)

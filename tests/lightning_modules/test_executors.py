@@ -296,9 +296,26 @@ def test_outputs_of_a_frozen_model_are_computed_once_in_a_round():
     other = vector.copy()
     other[0] += 1
     assert not torch.equal(executors.outputs_of(model, samples, other, index), first)
-    samples.remembered.clear()
+    samples.forget()
     again = executors.outputs_of(model, samples, vector, index)
     assert again is not first and torch.equal(again, first)
+
+
+def test_inputs_that_several_models_see_in_turn_are_prepared_once():
+    _, samples = setup("mlp")
+    samples.chunk, index = 8, np.arange(20)
+    expected = [samples.batch(index[at : at + 8])[0] for at in (0, 8, 16)]
+    first = list(samples.inputs(index))
+    assert all(torch.equal(a, b) for a, b in zip(first, expected, strict=True))
+    assert all(a is b for a, b in zip(samples.inputs(index.copy()), first, strict=True))
+    other, *_ = samples.inputs(index[::2])
+    assert torch.equal(other, samples.batch(index[::2][:8])[0]) and not torch.equal(other, expected[0])
+    first = list(samples.inputs(index))
+    first[1].zero_()  # a module that works in place
+    again = list(samples.inputs(index))
+    assert again[0] is first[0] and again[1] is not first[1] and torch.equal(again[1], expected[1])
+    samples.forget()
+    assert next(samples.inputs(index)) is not first[0]
 
 
 def test_where_there_is_no_room_to_remember_the_bits_are_the_same(monkeypatch):

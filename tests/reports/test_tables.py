@@ -54,6 +54,7 @@ def test_means_and_spreads_over_seeds_of_the_means_of_the_last_rounds(tmp_path: 
     assert cell.std == pytest.approx(100 * math.sqrt(0.08 / 3))  # deviations 0.2, 0, 0.2; ddof 0
     assert (cell.rank, fedavg.cells["micro_accuracy"].rank) == (1, 2)
     assert fedavg.cells["micro_macro_f1"].mean == pytest.approx(10.0)
+    assert (ifca.costs["models_stored"], ifca.costs["computation"]) == (3.0, 1.5)
     assert ifca.costs["models_down"] == 2.0 and ifca.costs["minutes"] == pytest.approx(4 / 60)
 
 

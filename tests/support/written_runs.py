@@ -38,8 +38,10 @@ def write_run(
         "micro_accuracy": accuracy,
         "micro_macro_f1": [value / 2 for value in accuracy],
         "micro_loss": [1 - value for value in accuracy],
+        "cost_models_stored": [3.0] * rounds,
         "cost_models_down": [2.0] * rounds,
         "cost_models_up": [1.0] * rounds,
+        "cost_computation": [1.5] * rounds,
         **(metrics or {}),
     }
     write_csv(path / "metrics.csv", columns)
