@@ -21,6 +21,7 @@ NAMES = (
     "partition",
     "mapped",
     "claims",
+    "collapse",
     "sweep",
     "report",
 )

@@ -32,9 +32,15 @@ def digits(settings: DataSettings, seed: int) -> Dataset:
 
 
 def planted_weights(settings: DataSettings, seed: int) -> NDArray[np.float64]:
-    """The linear models that `synthetic` plants: (sources, dimension), entries of N(0, weight_scale^2)."""
-    rng = generator(seed, "synthetic weights")
-    return rng.normal(scale=settings.weight_scale, size=(settings.sources, settings.dimension))
+    """The linear models that `synthetic` plants: (sources, dimension), entries of N(0, weight_scale^2).
+
+    On top of that they share one draw of N(0, common_scale^2): what all have in common.
+    """
+    own = generator(seed, "synthetic weights").normal(
+        scale=settings.weight_scale, size=(settings.sources, settings.dimension)
+    )
+    rng = generator(seed, "common synthetic weights")
+    return own + rng.normal(scale=settings.common_scale, size=settings.dimension)
 
 
 @dataset(

@@ -74,6 +74,8 @@ class DataSettings:
     dimension: int = setting(10, "synthetic: number of features", at_least=1)
     weight_scale: float = setting(10.0, "synthetic: standard deviation of the planted weights (FedSoft's sigma_0)",
                                   above=0)  # fmt: skip
+    common_scale: float = setting(0.0, "synthetic: standard deviation of a part that all planted weights have in common",
+                                  at_least=0)  # fmt: skip
     noise: float = setting(1.0, "synthetic: standard deviation of the label noise", at_least=0)
     test_fraction: float = setting(0.2, "share of samples held out for testing where there is no official split",
                                    above=0, below=1)  # fmt: skip

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from benchmarks import collapse
 from benchmarks.claims import METHODS, outcome, report, with_outliers
 from tests.support.experiments import plan_of
 
@@ -30,3 +31,10 @@ def test_the_report_names_every_method():
         {"seeds": 2, "settings": {"initialisation": ["rounds=2"]}, "outcomes": {"initialisation": ends}}
     )
     assert all(method in text for method in METHODS[:3])
+
+
+def test_the_table_of_the_collapse_has_a_line_for_every_method_and_common_part(monkeypatch):
+    monkeypatch.setattr(collapse, "COMMON_PARTS", (0.0, 5.0))
+    lines = collapse.report(collapse.run(None, miniature=True)).splitlines()
+    for method in collapse.METHODS:
+        assert sum(line.startswith(f"{method}  ") for line in lines) == 2

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,15 @@ class TestSynthetic:
     def test_weight_scale_is_a_standard_deviation(self) -> None:
         settings = DataSettings(name="synthetic", sources=200, dimension=50, weight_scale=10.0)
         assert planted_weights(settings, seed=0).std() == pytest.approx(10, rel=0.03)
+
+    def test_a_common_part_is_the_same_for_all_planted_models_and_changes_nothing_else(self) -> None:
+        settings = DataSettings(name="synthetic", sources=3, dimension=200)
+        common = dataclasses.replace(settings, common_scale=5.0)
+        more = planted_weights(common, seed=0) - planted_weights(settings, seed=0)
+        assert np.allclose(more, more[0]) and more[0].std() == pytest.approx(5, rel=0.2)
+        ours, theirs = load_dataset(common, seed=0), load_dataset(settings, seed=0)
+        assert np.array_equal(ours.x_train, theirs.x_train)
+        assert np.allclose(ours.y_train - theirs.y_train, ours.x_train @ more[0], atol=1e-3)
 
     def test_sources_share_the_samples_evenly_and_another_seed_is_another_problem(self) -> None:
         data = load_dataset(self.settings, seed=0)

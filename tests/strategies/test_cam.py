@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks import collapse
 from foundation.errors import UserError
 from strategies import parse_method
 from strategies.cam import CAMOptions
@@ -176,6 +177,15 @@ def test_layouts_kills_and_restores_change_no_bit(method):
 def test_planted_rotations_are_recovered_by_fesem_cam(seed):
     session = session_of("method=fesem+cam", f"seed={seed}", "rounds=10", *GOOD)
     assert run(session, 10)[-1].metrics["ari"] >= 0.9
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_ifca_collapses_where_groups_have_much_in_common_and_cam_cures_it(seed):
+    """benchmarks/collapse.py says why; one cluster of IFCA is FedAvg, and the noise alone is an error of 1."""
+    ends = {m: collapse.outcome(m, 5.0, seed, "rounds=10") for m in ("fedavg", "ifca", "ifca+cam")}
+    assert ends["ifca"]["used"] == 1
+    assert ends["ifca"]["mse"] == pytest.approx(ends["fedavg"]["mse"], rel=0.01) and ends["ifca"]["mse"] > 5
+    assert ends["ifca+cam"]["ari"] == 1.0 and ends["ifca+cam"]["mse"] < 1.5
 
 
 @pytest.mark.parametrize(
