@@ -74,7 +74,7 @@ class DataSettings:
     dimension: int = setting(10, "synthetic: number of features", at_least=1)
     weight_scale: float = setting(10.0, "synthetic: standard deviation of the planted weights (FedSoft's sigma_0)",
                                   above=0)  # fmt: skip
-    common_scale: float = setting(0.0, "synthetic: standard deviation of a part that all planted weights have in common",
+    common_scale: float = setting(0.0, "synthetic: standard deviation of a part common to all planted weights",
                                   at_least=0)  # fmt: skip
     noise: float = setting(1.0, "synthetic: standard deviation of the label noise", at_least=0)
     test_fraction: float = setting(0.2, "share of samples held out for testing where there is no official split",
