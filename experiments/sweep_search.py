@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ray.tune import Callback
+from ray.tune.experiment import Trial as Member
 from ray.tune.schedulers import (
     AsyncHyperBandScheduler,
     FIFOScheduler,
@@ -40,12 +41,30 @@ def scheduler_of(sweep: Sweep, rounds: int) -> TrialScheduler:
             time_attr="training_iteration", metric=settings.metric, mode=mode, grace_period=settings.grace
         )
     if settings.scheduler == "pbt":
-        return PopulationBasedTraining(
+        return Population(
             time_attr="training_iteration", metric=settings.metric, mode=mode, synch=True,
             perturbation_interval=settings.interval, log_config=False,
             hyperparam_mutations={"payload": {"values": {key: domain(key, text) for key, text in sweep.space.items()}}},
         )  # fmt: skip
     return FIFOScheduler()
+
+
+class Population(PopulationBasedTraining):
+    """A population in which nobody waits for ever.
+
+    Members wait for each other before they exchange states. In Tune's own rule those who wait are released by the
+    next member that reports; but after a resume some are ahead of others, and whoever was waited for may be over
+    before it reports again.
+    """
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        """As Tune does; where all members wait and nobody is left to wait for, the next stretch begins."""
+        live = tune_controller.get_live_trials()
+        if live and all(trial.status == Member.PAUSED for trial in live):
+            reached = min(self._trial_state[trial].last_train_time for trial in live)
+            if reached >= self._next_perturbation_sync:
+                self._next_perturbation_sync = reached + self._perturbation_interval
+        return super().choose_trial_to_run(tune_controller)
 
 
 class Median(MedianStoppingRule):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from ray.tune.experiment import Trial as TunesTrial
+from ray.tune.schedulers import PopulationBasedTraining
 
 from actors.placement import Node
 from actors.reports import RoundReport
@@ -154,6 +157,29 @@ def test_a_resumed_population_is_told_the_values_it_had_come_to(
     assert tuned._payload(moved, rooms)["values"] == {"local.lr": 0.7}
     assert tuned._payload(still, rooms)["values"] == still.values
     directory.close()
+
+
+def test_members_of_a_population_do_not_wait_for_one_that_is_over(tmp_path: Path) -> None:
+    """Resumed at round 10 they are ahead of the first exchange, where Tune's own rule waits for a member to follow."""
+    drawn = ("sweep.sample.local.lr=uniform(0.01,0.1)", "sweep.sampler=random", "sweep.samples=2")
+    population = ("method=fedavg", "sweep.scheduler=pbt", "partition.validation=0.2", "sweep.interval=2")
+    ahead, behind, over = members = [Mock(status=status) for status in ("PAUSED", "PAUSED", "TERMINATED")]
+    controller = Mock(
+        get_trials=lambda: members,
+        get_live_trials=lambda: [each for each in members if each.status != "TERMINATED"],
+    )
+    ours = scheduler_of(sweep_of(tmp_path, *population, *drawn), 12)
+    for rule, chosen in ((ours, behind), (copy.copy(ours), None)):
+        rule._trial_state = {
+            member: Mock(last_train_time=time) for member, time in zip(members, (11, 10, 12), strict=True)
+        }
+        rule._next_perturbation_sync = 10
+        if chosen is None:
+            rule.__class__ = PopulationBasedTraining
+        assert rule.choose_trial_to_run(controller) is chosen
+    ahead.status = "RUNNING"  # somebody to wait for
+    ours._next_perturbation_sync = 10
+    assert ours.choose_trial_to_run(controller) is None
 
 
 def test_the_median_rule_never_pauses_a_trial(tmp_path: Path) -> None:
