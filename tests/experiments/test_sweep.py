@@ -163,7 +163,7 @@ def test_members_of_a_population_do_not_wait_for_one_that_is_over(tmp_path: Path
     """Resumed at round 10 they are ahead of the first exchange, where Tune's own rule waits for a member to follow."""
     drawn = ("sweep.sample.local.lr=uniform(0.01,0.1)", "sweep.sampler=random", "sweep.samples=2")
     population = ("method=fedavg", "sweep.scheduler=pbt", "partition.validation=0.2", "sweep.interval=2")
-    ahead, behind, over = members = [Mock(status=status) for status in ("PAUSED", "PAUSED", "TERMINATED")]
+    ahead, behind, _ = members = [Mock(status=status) for status in ("PAUSED", "PAUSED", "TERMINATED")]
     controller = Mock(
         get_trials=lambda: members,
         get_live_trials=lambda: [each for each in members if each.status != "TERMINATED"],
