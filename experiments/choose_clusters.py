@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from actors.session import InProcessSession
+from experiments.config import options
 from experiments.plan import make_plan
 from federated_data import Federation, build_federation
 from foundation.errors import UserError
@@ -92,6 +94,14 @@ def _sampled(federation: Federation, seed: int) -> Federation:
     return federation.only(kept)
 
 
+def _with_warm_up(config: ExperimentSettings) -> dict[str, Any]:
+    """CAM's options for a trial: a share of so few rounds may be none, and CAM is not CAM without its warm-up."""
+    cam = options(config).get("cam")
+    if cam is None or "cam" not in config.method.split("+") or not cam.warmup:
+        return {}
+    return {"cam": dataclasses.replace(cam, warmup=max(cam.warmup, 1 / ROUNDS))}
+
+
 def _try(config: ExperimentSettings, federation: Federation, clusters: int) -> Trial:
     fleet = dataclasses.replace(
         config.fleet, backend="in_process", actors=1, clients_per_actor=None, gpus=0.0
@@ -103,6 +113,7 @@ def _try(config: ExperimentSettings, federation: Federation, clusters: int) -> T
         rounds=ROUNDS,
         fleet=fleet,
         holdout_clients=0.0,
+        **_with_warm_up(config),
     )
     session = InProcessSession(make_plan(tried, federation))
     metrics = [session.run_round(round) for round in range(1, ROUNDS + 1)][-1].metrics

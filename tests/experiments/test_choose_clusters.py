@@ -60,3 +60,27 @@ def test_what_cannot_be_chosen_is_refused():
 def test_cfl_finds_its_number_by_itself():
     with pytest.raises(UserError, match="finds their number by splitting"):
         choose_clusters(config_of("method=cfl"))
+
+
+@pytest.mark.parametrize(
+    ("method", "warmup", "rounds_of_warmup"),
+    [("ifca+cam", 0.3, 1), ("fesem+cam", 0.3, 1), ("ifca+cam", 0.99, 2), ("ifca+cam", 0.0, 0)],
+)
+def test_cam_is_judged_with_a_warm_up_and_with_clusters_after_it(
+    method, warmup, rounds_of_warmup, monkeypatch
+):
+    sessions = []
+
+    class Seen(module.InProcessSession):
+        def __init__(self, plan):
+            super().__init__(plan)
+            sessions.append(self)
+
+    monkeypatch.setattr(module, "InProcessSession", Seen)
+    config = config_of(f"method={method}", f"cam.warmup={warmup}", "rounds=10")
+    choose_clusters(config, [2])
+    [session] = sessions
+    [cam] = session.server.strategy.addons
+    assert cam.beta == rounds_of_warmup < module.ROUNDS == session.server.strategy.number
+    assert (session.server.strategy.assignment >= 0).all()
+    assert config.cam.warmup == warmup  # what the run itself does is not changed
