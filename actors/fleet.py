@@ -162,9 +162,12 @@ class Fleet(ABC):
         """What a user should know of this round (clients dropped, ...)."""
         return self._round.events
 
-    def cost(self, participants: int) -> dict[str, float]:
-        """What the strategy's part of this round moved and computed, per participant (the metrics' part aside)."""
-        return self._round.ledger.figures(participants)
+    def cost(self, participants: int, one_training: float) -> dict[str, float]:
+        """What the strategy's part of this round moved and computed, per participant (the metrics' part aside).
+
+        `one_training`: samples of a local training of all of them, for a method that has none.
+        """
+        return self._round.ledger.figures(participants, one_training)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -610,11 +613,12 @@ class Ledger:
         self.first += int(np.nansum(received))
         self.compute(gradients, forwards)
 
-    def figures(self, participants: int) -> dict[str, float]:
+    def figures(self, participants: int, one_training: float) -> dict[str, float]:
         """Per participant; computation as a multiple of one local training, which is what FedAvg does."""
         count = max(participants, 1)
         stored = sum(int(has.sum()) for has in self._stored.values()) + sum(map(len, self._own.values()))
         work = (1.0 + BACKWARD) * self.gradients + self.forwards
+        unit = self.unit or one_training
         figures = {
             "cost_models_stored": stored / count,
             "cost_models_down": (int(sum(sent.sum() for sent in self._down.values())) + self.first) / count,
@@ -622,8 +626,8 @@ class Ledger:
             "cost_gradients": self.gradients / count,
             "cost_forwards": self.forwards / count,
         }
-        if self.unit:
-            figures["cost_computation"] = work / ((1.0 + BACKWARD) * self.unit)
+        if unit:
+            figures["cost_computation"] = work / ((1.0 + BACKWARD) * unit)
         return figures
 
 

@@ -84,6 +84,22 @@ def client_costs(local: LocalSettings, sizes: npt.NDArray[np.int64]) -> npt.NDAr
     return local.steps * np.minimum(sizes, local.batch).astype(np.float64)
 
 
+def trained_samples(
+    local: LocalSettings, sizes: npt.NDArray[np.int64], share: npt.NDArray[np.float64]
+) -> npt.NDArray[np.int64]:
+    """Samples of one local training of each client, a straggler doing a share of its steps.
+
+    Whole passes, then batches of one more; a pass is over with a short batch (see `ClientBlock._batches`).
+
+    >>> trained_samples(LocalSettings(steps=3, batch=4), np.array([6, 20]), np.ones(2))
+    array([10, 12])
+    """
+    per_pass = -(-sizes // local.batch)
+    steps = local.steps if local.epochs is None else local.epochs * per_pass
+    steps = np.maximum(1, (steps * share).astype(np.int64))
+    return steps // per_pass * sizes + np.minimum(steps % per_pass * local.batch, sizes)
+
+
 def layout(
     costs: npt.NDArray[np.float64], actors: int, clients_per_actor: int | None = None
 ) -> list[list[int]]:

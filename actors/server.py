@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from actors.fleet import Fleet
 from actors.metrics import clustering_metrics, summarise
-from actors.participation import held_out, participants
+from actors.participation import Participants, held_out, participants
+from actors.placement import trained_samples
 from actors.records import client_models
 from actors.reports import RoundReport
-from foundation.settings import AggregationSettings, EvaluationSettings, ParticipationSettings
+from foundation.settings import AggregationSettings, EvaluationSettings, LocalSettings, ParticipationSettings
 from strategies import Context, Strategy, build, build_ensemble
 from strategies.base import UNASSIGNED
 
@@ -42,7 +43,7 @@ class ServerSetup:
     groups: npt.NDArray[np.int64] | None
     has_validation: bool
     not_finite: str
-    lr: float
+    local: LocalSettings
     aggregation: AggregationSettings
     levels: npt.NDArray[np.int64] | None = None  # (levels, clients) nested planted groups
     distributions: int = 0  # planted distributions with held-out samples
@@ -57,7 +58,7 @@ class ServerSetup:
             rounds=self.rounds,
             seed=self.seed,
             weights=self.weights,
-            lr=self.lr,
+            lr=self.local.lr,
             groups=self.groups,
             has_validation=self.has_validation,
             evaluate_every=self.evaluation.every,
@@ -99,7 +100,7 @@ class Server:
             "missing": len(chosen.missing),
             "dropped": len(fleet.dropped),
             "federated_objective": self._federated_objective(),
-            **fleet.cost(len(chosen.ids)),
+            **fleet.cost(len(chosen.ids), self._one_training(chosen)),
             **strategy.report,
         }
         if strategy.assignment is not None:
@@ -129,6 +130,11 @@ class Server:
     def models(self) -> dict[str, npt.NDArray[np.float32]]:
         """The models the server holds."""
         return self.strategy.all_models()
+
+    def _one_training(self, chosen: Participants) -> float:
+        """Samples that FedAvg would train on with these participants."""
+        share = np.array([chosen.step_share.get(int(i), 1.0) for i in chosen.ids])
+        return float(trained_samples(self.setup.local, self.setup.sizes[chosen.ids], share).sum())
 
     def _federated_objective(self) -> float | None:
         """sum_i (n_i / n) of the local objectives that were minimised, over the clients' own batches."""

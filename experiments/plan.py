@@ -39,7 +39,7 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         distributions=len(federation.holdout),
         has_validation=any(len(client.validation) for client in federation.clients),
         not_finite=config.not_finite,
-        lr=config.local.lr,
+        local=config.local,
         aggregation=config.aggregation,
         compared_rounds=compared_rounds(config.rounds, config.records.rounds),
         compared_clients=config.records.clients,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.experiments import run, session_of
+from tests.support.methods import compositions
 
 
 def costs(*setting, round=1, rounds=4):
@@ -100,6 +101,28 @@ def test_femam_moves_its_newest_level_only():
     assert [found["models_down"] for found in by_round] == [1.0, 2.0, 1.0]
     assert [found["models_stored"] for found in by_round] == [1.0, 2.0, 2.0]
     assert [found["models_up"] for found in by_round] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("method", compositions())
+def test_every_method_says_what_it_costs_as_multiples_of_fedavg(method):
+    found, _ = costs(f"method={method}", "participation.stragglers=0.5", round=2)
+    multiples = [found[name] for name in ("computation", "models_stored", "models_down", "models_up")]
+    assert np.isfinite(multiples).all() and min(multiples) >= 0 and found["computation"] > 0
+    if method == "fedavg":
+        assert multiples == [1.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "local",
+    [("local.steps=2",), ("local.steps=37",), ("local.epochs=2",), ("local.steps=5", "local.batch=1000")],
+)
+def test_a_method_without_local_training_is_measured_by_the_one_that_fedavg_would_do(local):
+    # Unequal clients, short last batches, stragglers: the samples are counted as FedAvg's training counts them.
+    same = ("partition=dirichlet", "partition.alpha=0.5", "participation.stragglers=0.5", *local)
+    trained, _ = costs("method=fedavg", *same)
+    found, session = costs("method=fedsgd", *same)
+    assert found["gradients"] == session.server.setup.sizes.mean()  # every sample once
+    assert found["computation"] == pytest.approx(found["gradients"] / trained["gradients"], rel=1e-12)
 
 
 def test_costs_are_per_participant():
