@@ -282,7 +282,10 @@ class Fleet(ABC):
             for b, at in clients.items()
         }
         self._round.ledger.compute(0.0, self.sizes * (len(models) + len(under)))
-        return self._scatter(self._call("losses", arguments, wire.arrays), clients, len(models))
+        found = self._scatter(self._call("losses", arguments, wire.arrays), clients, len(models))
+        best = np.where(np.isfinite(found), found, np.inf).min(axis=1, initial=np.inf)
+        self._drop(self.ids[~np.isfinite(best)], "the assignment", "its loss was not finite under any model")
+        return found
 
     def gradients(
         self, at: Reference, *, on_top_of: Reference | Sequence[Reference] | None = None
@@ -410,10 +413,12 @@ class Fleet(ABC):
             limit = WILD * max(float(np.median(magnitude[finite])), 1.0)
             magnitude[finite & (magnitude > limit)] = np.inf
         bad = self.ids[~(np.isfinite(objective) & np.isfinite(magnitude))]
+        self._drop(bad, stage, f"its loss or its {result} was not finite")
+
+    def _drop(self, bad: Indices, stage: str, what: str) -> None:
         bad = bad[~np.isin(bad, list(self._dropped))]
         if not len(bad):
             return
-        what = f"its loss or its {result} was not finite"
         if self.not_finite == "stop":
             advice = "lower local.lr, or continue without such clients with not_finite=drop"
             raise ClientFailure(int(bad[0]), self._round.number, stage, f"{what} ({advice})")

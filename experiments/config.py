@@ -744,6 +744,20 @@ def _check_method(config: ExperimentSettings) -> None:
             f"Expected clusters <= clients, got clusters={config.clusters} and clients={config.clients}: "
             f"give more clients or fewer clusters."
         )
+    check_settings_of_methods(config, [])
+
+
+def check_settings_of_methods(config: ExperimentSettings, groups: Any) -> None:
+    """Refuse what a method cannot be run with; `groups` are the planted ones, empty before the data is there."""
+    from strategies import METHODS, Context, expand, parse_method
+
+    context = Context(
+        clients=config.clients, clusters=config.clusters, groups=groups, aggregation=config.aggregation
+    )
+    for member in expand(config.ensemble) or [config.method]:
+        name = parse_method(member, config.clusters)[0]
+        method = METHODS.find(name)
+        method.check(options(config).get(name) or method.Options(), context)
 
 
 def _check_names(config: ExperimentSettings) -> None:

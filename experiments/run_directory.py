@@ -154,7 +154,7 @@ class RunDirectory:
     ) -> RunDirectory:
         """Make a new run directory; anything that already lives under that name is a `UserError`."""
         path = Path(path)
-        _refuse_what_is_there(path)
+        _refuse_what_is_there(path, config_yaml)
         building = path.with_name(f".{path.name}.creating-{os.getpid()}")
         try:
             shutil.rmtree(building, ignore_errors=True)
@@ -177,7 +177,7 @@ class RunDirectory:
             try:
                 building.rename(path)  # replaces an empty folder, and nothing else
             except OSError:
-                _refuse_what_is_there(path)  # somebody else was faster
+                _refuse_what_is_there(path, config_yaml)  # somebody else was faster
                 raise
         except BaseException:
             shutil.rmtree(building, ignore_errors=True)
@@ -297,6 +297,11 @@ class RunDirectory:
             write_arrays(path, {name: values}, {"format": _MODEL_FORMAT, "spec": text})
         self._set_status("finished")
 
+    def discard(self) -> None:
+        """Remove the folder: a run that was refused before its first round."""
+        self._status = replace(self._status, state="discarded")  # nothing more is to be said there
+        shutil.rmtree(self.path, ignore_errors=True)
+
     def fail(self, sentence: str) -> None:
         """Say that the run stopped and why; the rounds since the last checkpoint will be run again."""
         self._clients.flush()
@@ -377,9 +382,15 @@ def check_is_run(path: Path) -> None:
     raise UserError(f"{path} is not a run directory: it has no config.yaml and status.json.{hint}")
 
 
-def _refuse_what_is_there(path: Path) -> None:
+def _refuse_what_is_there(path: Path, config_yaml: str) -> None:
     if path.is_dir() and is_run(path):
         status = read_status(path)
+        other = _differences(path, config_yaml, ("name", "storage", "fleet."))
+        if other:
+            raise UserError(
+                f"Run {path} exists already ({status.state}, {status.rounds_done} rounds done) and is of another "
+                f"experiment: {other}. Choose another name with name=..."
+            )
         raise UserError(
             f"Run {path} exists already ({status.state}, {status.rounds_done} rounds done); resume it with "
             f"`python -m platform.launch resume {path}`, or choose another name with name=..."
@@ -394,6 +405,16 @@ def _refuse_what_is_there(path: Path) -> None:
 
 
 def _check_config(path: Path, expected: str, ignore: tuple[str, ...]) -> None:
+    other = _differences(path, expected, ignore)
+    if other:
+        raise UserError(
+            f"Run {path} belongs to another config: {other}. Resume it without changes, or start a new run under "
+            "another name with name=..."
+        )
+
+
+def _differences(path: Path, expected: str, ignore: tuple[str, ...]) -> str:
+    """Where a run's config says something else, in words; empty where nothing does."""
     theirs = _flat(_settings((path / "config.yaml").read_text(encoding="utf-8")))
     ours = _flat(_settings(expected))
     differences = [
@@ -401,12 +422,8 @@ def _check_config(path: Path, expected: str, ignore: tuple[str, ...]) -> None:
         for key in dict.fromkeys([*theirs, *ours])
         if theirs.get(key, _ABSENT) != ours.get(key, _ABSENT) and not key.startswith(ignore)
     ]
-    if differences:
-        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-        raise UserError(
-            f"Run {path} belongs to another config: {'; '.join(differences[:3])}{more}. Resume it without "
-            "changes, or start a new run under another name with name=..."
-        )
+    more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+    return f"{'; '.join(differences[:3])}{more}"
 
 
 _ABSENT = object()

@@ -16,7 +16,7 @@ from actors.session import ActorsLost, Checkpoint, InProcessSession, Place, RayS
 from actors.telemetry import Telemetry
 from experiments.checkpoints import CheckpointWriter, latest
 from experiments.choose_clusters import choose_clusters
-from experiments.config import check_network, config_from_yaml, config_to_yaml
+from experiments.config import check_network, check_settings_of_methods, config_from_yaml, config_to_yaml
 from experiments.environment import describe_environment
 from experiments.figures_data import write_examples, write_tsne
 from experiments.plan import make_plan, method_name, run_path
@@ -27,6 +27,7 @@ from experiments.trees import read_arrays
 from federated_data import Federation, build_federation, load_dataset
 from foundation.errors import UserError
 from foundation.settings import ExperimentSettings
+from reports.summary import write_summary
 
 OnRound = Callable[[RoundReport], None]
 
@@ -46,6 +47,7 @@ def run_experiment(
         config = dataclasses.replace(config, clusters=chosen.clusters, choose_clusters=False)
     federation = build_federation(config.data, config.partition, config.clients, config.seed)
     check_network(config, federation.input_shape, federation.classes)
+    check_settings_of_methods(config, federation.groups)
     path = Path(run_directory) if run_directory is not None else run_path(config)
     run = RunDirectory.create(path, config_to_yaml(config), describe_environment(command), federation)
     with run:
@@ -54,14 +56,27 @@ def run_experiment(
         for note in federation.notes:
             run.note(0, note)
         write_examples(run, federation, config)
-        Drive(config, federation, run, on_round, quiet).run(0, None)
+        try:
+            Drive(config, federation, run, on_round, quiet).run(0, None)
+        except Exception as error:
+            if _is_mistake(error) and not run.status.rounds_done:
+                run.discard()  # nothing was started: the name stays free for the corrected command
+            raise
     return path
+
+
+def _is_mistake(error: Exception) -> bool:
+    """Whether it is a sentence for the user, here or (Ray's `cause`) in an actor."""
+    return isinstance(error, UserError) or isinstance(getattr(error, "cause", None), UserError)
 
 
 def resume(path: str | Path, on_round: OnRound | None = None, *, quiet: bool = False) -> Path:
     """Go on with a run from its last checkpoint; the result has the bits of a run that was never stopped."""
     with RunDirectory.open(path, environment=describe_environment()) as run:
         config = config_from_yaml(run.config_yaml)
+        if run.status.state == "finished" and not (run.path / "summary.md").exists():
+            write_summary(run.path)  # it was ended between the two
+            return Path(path)
         if run.status.state == "finished":
             raise UserError(
                 f"Expected a run that is not finished, got {path} with all {config.rounds} rounds done: "
@@ -130,9 +145,11 @@ class Drive:
                     text = f"Lost an actor ({error}); going on from round {done}."
                     run.note(done, text)
                     progress.note(text)
-        from reports.summary import write_summary
-
-        write_summary(run.path)
+                except UserError as error:
+                    if not losses:
+                        raise
+                    # Not the user's mistake: the run had its place, and lost it. It can be gone on with.
+                    raise ActorsLost(f"no place to go on: {error}") from error
 
     def last_checkpoint(self) -> tuple[int, Checkpoint | None]:
         """(round, state) of the newest whole checkpoint; files are cut back to that round."""
@@ -184,6 +201,7 @@ class Drive:
             write_tsne(run, config)
             final = session.models()
             run.finish(final["models"] | _private_models(session), final["spec"])
+            write_summary(run.path)
         finally:
             writer.abandon()
             session.close()

@@ -19,7 +19,7 @@ from actors.reports import RoundReport
 from actors.session import ActorsLost, Place
 from experiments.checkpoints import checkpoints
 from experiments.choose_clusters import choose_clusters
-from experiments.config import check_network, config_from_yaml, config_to_yaml
+from experiments.config import check_network, check_settings_of_methods, config_from_yaml, config_to_yaml
 from experiments.environment import describe_environment
 from experiments.figures_data import write_examples
 from experiments.run_directory import RunDirectory, is_run, read_status
@@ -177,6 +177,7 @@ class TrialRun:
             run = RunDirectory.open(path, environment=describe_environment(), wait=PATIENCE)
         else:
             check_network(config, federation.input_shape, federation.classes)
+            check_settings_of_methods(config, federation.groups)
             environment = describe_environment(self._command)
             run = RunDirectory.create(path, config_to_yaml(config), environment, federation)
         self._run = self._stack.enter_context(run)

@@ -438,6 +438,8 @@ def _way_on(address: str) -> str:
     )
     if not swept and not known:
         return "Nothing was written."
+    if not swept and json.loads(read_text(join(address, "status.json")) or "{}").get("state") == "finished":
+        return f"The run is finished, in {address}; its report: {DOOR} report {shlex.quote(address)}"
     return (
         f"The {'sweep' if swept else 'run'} is in {address}; go on with: {DOOR} resume {shlex.quote(address)}"
     )

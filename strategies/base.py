@@ -46,7 +46,7 @@ class Context:
     seed: int = 0
     weights: str = "size"  # or "uniform"
     lr: float = 0.01  # of the clients' optimizer
-    groups: Indices | None = None  # planted groups, for the oracle
+    groups: Indices | None = None  # planted groups, for the oracle; empty while the data is not there yet
     has_validation: bool = False
     evaluate_every: int = 1
     evaluate_last: int = 3
@@ -177,6 +177,10 @@ class Strategy(WithState):
 
     # --- what a method defines --------------------------------------------------------------------------
 
+    @classmethod
+    def check(cls, options: Any, context: Context) -> None:
+        """Refuse settings that do not go together, before anything is started or written."""
+
     def setup(self, fleet: FleetView) -> None:
         """Make the first models."""
         raise NotImplementedError
@@ -198,6 +202,7 @@ class Strategy(WithState):
     def begin(self, fleet: FleetView) -> None:
         """Before the first round."""
         check_rule(self.rule, fleet.spec)
+        self.check(self.options, self.context)
         self.setup(fleet)
         for addon in self.addons:
             addon.setup(self, fleet)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from foundation.errors import UserError
 from foundation.settings import setting
-from strategies.base import METHODS, Strategy
+from strategies.base import METHODS, Context, Strategy
 from strategies.interface import FleetView
 from strategies.parameters import ModelSpec, Vector, merged
 from strategies.references import Indices, Merged, Prediction, Private
@@ -48,13 +48,16 @@ class FedPer(Strategy):
     state = ("model",)
     model: Vector  # W_B, with the head every client starts from
 
-    def setup(self, fleet: FleetView) -> None:
-        self.model = fleet.initial(1)[0]
-        if self.context.aggregation.name == "matched":
+    @classmethod
+    def check(cls, options: FedPerOptions, context: Context) -> None:
+        if context.aggregation.name == "matched":
             raise UserError(
                 "Expected aggregation=mean, trimmed_mean, median or median_of_means with method=fedper, got "
                 "matched: private heads do not follow reordered neurons; use one of those, or method=fedavg."
             )
+
+    def setup(self, fleet: FleetView) -> None:
+        self.model = fleet.initial(1)[0]
 
     def round(self, fleet: FleetView) -> None:
         theta = fleet.train(start=self.own(fleet), penalties=self.penalties(fleet), keep="personal")

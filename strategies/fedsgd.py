@@ -20,10 +20,12 @@ a client and no others: not followed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from foundation.errors import UserError
-from strategies.base import METHODS, SingleModel
+from strategies.base import METHODS, Context, SingleModel
 from strategies.interface import FleetView
 from strategies.parameters import descended
 
@@ -32,9 +34,9 @@ from strategies.parameters import descended
 class FedSGD(SingleModel):
     """w - eta sum_k (n_k / n) grad F_k(w)."""
 
-    def setup(self, fleet: FleetView) -> None:
-        super().setup(fleet)
-        if self.context.aggregation.name == "matched":
+    @classmethod
+    def check(cls, options: Any, context: Context) -> None:
+        if context.aggregation.name == "matched":
             raise UserError(
                 "Expected aggregation=mean, trimmed_mean, median or median_of_means with method=fedsgd, got "
                 "matched: gradients have no neurons to match; use one of those, or method=fedavg."

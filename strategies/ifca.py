@@ -21,7 +21,7 @@ import numpy as np
 from foundation.errors import UserError
 from foundation.randomness import generator
 from foundation.settings import setting
-from strategies.base import METHODS, ClusteredModels, lowest
+from strategies.base import METHODS, ClusteredModels, Context, lowest
 from strategies.interface import FleetView, Handle
 from strategies.references import Indices, Models
 
@@ -50,6 +50,19 @@ class IFCA(ClusteredModels):
 
     Options = IFCAOptions
 
+    @classmethod
+    def check(cls, options: IFCAOptions, context: Context) -> None:
+        if options.init == "balanced" and options.balance * context.clusters > 1:
+            raise UserError(
+                f"Expected ifca.balance <= 1 / clusters, got {options.balance:g} with clusters={context.clusters}: "
+                f"set ifca.balance={1 / (2 * context.clusters):.2g} or lower."
+            )
+        if options.share_backbone and context.aggregation.name == "matched":
+            raise UserError(
+                "Expected another aggregation than matched with ifca.share_backbone=true: heads that follow their "
+                "own cluster's order of neurons do not fit a common backbone; use aggregation=mean."
+            )
+
     def setup(self, fleet: FleetView) -> None:
         super().setup(fleet)
         if self.options.init == "perturbed":
@@ -57,11 +70,6 @@ class IFCA(ClusteredModels):
         elif self.options.init == "balanced":
             self.clusters = self.balanced(fleet)
         if self.options.share_backbone:
-            if self.rule.name == "matched":
-                raise UserError(
-                    "Expected another aggregation than matched with ifca.share_backbone=true: heads that follow their "
-                    "own cluster's order of neurons do not fit a common backbone; use aggregation=mean."
-                )
             backbone = fleet.spec.columns("backbone")
             if not len(backbone):
                 raise UserError(
@@ -76,7 +84,9 @@ class IFCA(ClusteredModels):
         losses = fleet.losses(self.clusters, on_top_of=self.underlay)
         c = lowest(losses)  # (3.1a)
         chosen = losses[np.arange(len(c)), c]
-        self.report["clustering_objective"] = float(np.average(chosen, weights=fleet.sizes))
+        known = np.isfinite(chosen)  # the others are dropped
+        if known.any():
+            self.report["clustering_objective"] = float(np.average(chosen[known], weights=fleet.sizes[known]))
         return c
 
     def update(self, fleet: FleetView, theta: Handle, c: Indices) -> None:
@@ -87,11 +97,6 @@ class IFCA(ClusteredModels):
 
     def balanced(self, fleet: FleetView) -> Models:
         """Draw K models until each attracts a share of the clients (the paper's CIFAR experiments)."""
-        if self.options.balance * self.K > 1:
-            raise UserError(
-                f"Expected ifca.balance <= 1 / clusters, got {self.options.balance:g} with clusters={self.K}: "
-                f"set ifca.balance={1 / (2 * self.K):.2g} or lower."
-            )
         for draw in range(REDRAWS):
             models = fleet.initial(self.K, f"initial model, draw {draw}")
             sizes = np.bincount(lowest(fleet.losses(models)), minlength=self.K)

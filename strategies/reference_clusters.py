@@ -7,11 +7,13 @@ better clusters could still bring.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from foundation.errors import UserError
 from foundation.randomness import generator
-from strategies.base import METHODS, ClusteredModels
+from strategies.base import METHODS, ClusteredModels, Context
 from strategies.interface import FleetView
 from strategies.references import Models
 
@@ -28,20 +30,24 @@ class FixedClusters(ClusteredModels):
 class Oracle(FixedClusters):
     """c(i) is the planted group of client i."""
 
-    def setup(self, fleet: FleetView) -> None:
-        groups = self.context.groups
-        if groups is None:
+    @classmethod
+    def check(cls, options: Any, context: Context) -> None:
+        if context.groups is None:
             raise UserError(
                 "The oracle needs data with planted groups, got none: use a cluster-wise partition, data.rotations "
                 "or the synthetic data set, or another method."
             )
-        names, labels = np.unique(groups, return_inverse=True)
-        if len(names) > self.K:
+        found = len(np.unique(context.groups))
+        if found > context.clusters:
             raise UserError(
-                f"The oracle needs a cluster for each of the {len(names)} planted groups, got clusters={self.K}: "
-                f"set clusters={len(names)}."
+                f"The oracle needs a cluster for each of the {found} planted groups, got clusters={context.clusters}: "
+                f"set clusters={found}."
             )
+
+    def setup(self, fleet: FleetView) -> None:
         super().setup(fleet)
+        assert self.context.groups is not None, "seen by `check`"
+        _, labels = np.unique(self.context.groups, return_inverse=True)
         self.assignment = labels.astype(np.int64)
 
 

@@ -96,3 +96,4 @@ def test_a_wrong_token_is_refused(head: Head, tmp_path: Path) -> None:
     refused = head.call(*driver, f"storage={tmp_path}", "name=refused", **stranger)
     assert refused.returncode == 2, refused.stdout + refused.stderr
     assert "Expected the token of the Ray cluster" in refused.stderr.splitlines()[-1]
+    assert not (tmp_path / "refused").exists()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foundation.errors import UserError
+from foundation.errors import ClientFailure, UserError
 from strategies.ifca import IFCAOptions
 from strategies.references import Models
 from tests.support.experiments import digest, run, session_of
@@ -134,3 +134,23 @@ def test_an_empty_cluster_and_a_collapse_are_told_once():
 def test_matched_averaging_is_refused_with_a_common_backbone():
     with pytest.raises(UserError, match="aggregation than matched"):
         session_of("method=ifca", "ifca.share_backbone=true", "aggregation=matched", "model=cnn_digits")
+
+
+@pytest.mark.parametrize("setting", ["drop", "stop"])
+def test_a_client_whose_loss_is_not_finite_under_any_model_is_dropped_by_name(setting):
+    """Its batch may miss the one extreme sample: trained on the others, its model would be averaged in silence."""
+    fleet = scalar_fleet([[(1.0, 1.0)], [(1.0, 2.0), (1e30, 1.0)], [(1.0, 3.0)]])
+    fleet.not_finite = setting
+    strategy = strategy_of("ifca", fleet, clusters=2)
+    strategy.clusters = Models(np.array([[0.5], [4.0]], np.float32))
+    if setting == "stop":
+        with pytest.raises(ClientFailure, match=r"Client 1 .*its loss was not finite under any model"):
+            strategy.run_round(fleet, 1)
+        return
+    strategy.run_round(fleet, 1)
+    assert fleet.events == [
+        "Round 1: dropped client 1 from the assignment: its loss was not finite under any model."
+    ]
+    assert np.isfinite(strategy.report["clustering_objective"])
+    # lr 0.1, gradient 2 (w - y): 0.5 + 0.1 and 4 - 0.2
+    assert strategy.clusters.values[:, 0].tolist() == pytest.approx([0.6, 3.8])

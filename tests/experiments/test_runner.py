@@ -1,0 +1,95 @@
+"""Runs that are refused, cut off at their very end, or lose their place: nothing is lost, and no name is used up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.session import ActorsLost, InProcessSession
+from experiments import open_run, runner
+from experiments.runner import resume, run_experiment
+from foundation.errors import UserError
+from platform import launch
+from tests.support.experiments import config_of
+from tests.support.runs import assert_equal_runs
+
+
+class FromAnActor(Exception):
+    """As Ray hands over what an actor raised."""
+
+    cause = UserError("No.")
+
+
+@pytest.mark.parametrize("error", [UserError("No."), FromAnActor("No.")])
+def test_a_run_that_is_refused_leaves_its_name_free(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "InProcessSession", refuse)
+        with pytest.raises(type(error)):
+            run_experiment(config_of(), tmp_path / "run", quiet=True)
+    assert not list(tmp_path.iterdir())
+    run_experiment(config_of("rounds=1"), tmp_path / "run", quiet=True)
+
+
+def test_a_run_that_had_rounds_is_kept_whatever_stops_it(tmp_path: Path) -> None:
+    def stop(report: Any) -> None:
+        if report.round == 2:
+            raise UserError("No.")
+
+    with pytest.raises(UserError):
+        run_experiment(config_of("checkpoint.every=1"), tmp_path / "run", stop, quiet=True)
+    resume(tmp_path / "run", quiet=True)
+    assert_equal_runs(tmp_path / "run", run_experiment(config_of(), tmp_path / "alone", quiet=True))
+
+
+def test_without_a_place_to_go_on_a_run_is_lost_for_now_and_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a loss the cluster may be full; the run can be resumed later."""
+
+    class Lost(InProcessSession):
+        began = 0
+
+        def __init__(self, *arguments: Any) -> None:
+            Lost.began += 1
+            if Lost.began > 1:
+                raise UserError("The cluster is full.")
+            super().__init__(*arguments)
+
+        def run_round(self, round: int) -> Any:
+            if round == 3:
+                raise ActorsLost("a node went away")
+            return super().run_round(round)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "InProcessSession", Lost)
+        with pytest.raises(ActorsLost, match=r"no place to go on: The cluster is full\."):
+            run_experiment(config_of("checkpoint.every=1"), tmp_path / "run", quiet=True)
+    resume(tmp_path / "run", quiet=True)
+    assert open_run(tmp_path / "run").status.state == "finished"
+
+
+def test_a_run_that_was_ended_before_its_summary_gets_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "write_summary", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_experiment(config_of("rounds=1"), tmp_path / "run", quiet=True)
+    assert open_run(tmp_path / "run").status.state == "finished"
+    assert f"report {tmp_path / 'run'}" in launch._way_on(str(tmp_path / "run"))
+    resume(tmp_path / "run", quiet=True)
+    alone = run_experiment(config_of("rounds=1"), tmp_path / "alone", quiet=True)
+    ours, theirs = ((path / "summary.md").read_text().splitlines() for path in (tmp_path / "run", alone))
+    assert ours[2:10] == theirs[2:10]
+    with pytest.raises(UserError, match="not finished"):
+        resume(tmp_path / "run", quiet=True)
