@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -501,10 +501,8 @@ def layered(layers: Sequence[dict[str, Given]], may_idle: frozenset[str] = froze
     Options of methods that this config does not run are a mistake, except those in `may_idle`: names of
     methods and add-ons that other trials of the same sweep run.
     """
-    merged: dict[str, Given] = {}
-    for layer in layers:
-        merged = _merge(merged, layer)
-    method = _chosen(merged) or Given("method", leaves(ExperimentSettings)["method"].default)
+    merged = _all_merged(layers)
+    method = methods_of([merged])
     idle = {key for key in merged if key.split(".")[0] in may_idle - method_parts(method.value)}
     merged = {key: given for key, given in merged.items() if key not in idle}
     kept = _without_foreign_options(merged, {}, method.value if method.key == "method" else "")
@@ -512,6 +510,16 @@ def layered(layers: Sequence[dict[str, Given]], may_idle: frozenset[str] = froze
         not given.deferred and _leaf(key, "").type not in (dict, object) for key, given in kept.items()
     )
     return _filled(kept) if plain else _resolve(kept)
+
+
+def _all_merged(layers: Sequence[dict[str, Given]]) -> dict[str, Given]:
+    nothing: dict[str, Given] = {}
+    return reduce(_merge, layers, nothing)
+
+
+def methods_of(layers: Sequence[dict[str, Given]]) -> Given:
+    """The setting, method or ensemble, that says what several layers run together."""
+    return _chosen(_all_merged(layers)) or Given("method", leaves(ExperimentSettings)["method"].default)
 
 
 def _filled(given: Mapping[str, Given]) -> ExperimentSettings:

@@ -28,6 +28,7 @@ from experiments.config import (
     layered,
     leaves,
     method_parts,
+    methods_of,
     quote,
     read_layers,
     replaced,
@@ -171,7 +172,7 @@ def _build(
     if full:
         for label, config in combinations.items():
             with_label(functools.partial(check, config, env), label, len(combinations))
-    base = layered([of_file, of_overrides], frozenset(_sections(axes)))
+    base = layered(_all_filled([of_file, of_overrides]), frozenset(_sections(axes)))
     settings_given = {key: given.value for key, given in {**of_file, **of_overrides}.items()}
     sweep = Sweep(
         settings,
@@ -310,6 +311,12 @@ def _filled(given: Given, clusters: int) -> Given:
     return given
 
 
+def _all_filled(layers: Sequence[Mapping[str, Given]]) -> list[dict[str, Given]]:
+    """The layers with the number of clusters that they say, all together."""
+    count = _value("clusters", layers, leaves(ExperimentSettings)["clusters"].default)
+    return [{key: _filled(given, count) for key, given in layer.items()} for layer in layers]
+
+
 def _combinations(
     axes: Mapping[str, list[Choice]], of_file: dict[str, Given], of_overrides: dict[str, Given]
 ) -> Iterator[tuple[str, ExperimentSettings]]:
@@ -318,17 +325,15 @@ def _combinations(
     names = [name for name in axes if name != "clusters"]
     for chosen in itertools.product(*(axes[name] for name in names)):
         picked = dict(zip(names, chosen, strict=True))
-        for clusters in _numbers_of_clusters(axes, picked, of_file):
+        for clusters in _numbers_of_clusters(axes, [of_file, *(each.given for each in chosen), of_overrides]):
             parts = [*chosen, *([clusters] if clusters is not None else [])]
             label = " | ".join(
                 choice.label
                 for name, choice in [*picked.items(), ("clusters", clusters)]
                 if choice is not None and (name in ("methods", "cases") or len(axes[name]) > 1)
             )
-            layers = [of_file, *(choice.given for choice in parts), of_overrides]
-            count = _value("clusters", layers, leaves(ExperimentSettings)["clusters"].default)
-            layers = [{key: _filled(given, count) for key, given in layer.items()} for layer in layers]
-            label = label or _value("method", layers, "ifca")
+            layers = _all_filled([of_file, *(choice.given for choice in parts), of_overrides])
+            label = label or _shown(methods_of(layers).value)
             config = with_label(functools.partial(layered, layers, sections), label, 2)
             if label in seen:
                 raise UserError(
@@ -350,18 +355,17 @@ def _value(key: str, layers: Sequence[Mapping[str, Given]], default: Any) -> Any
 
 
 def _numbers_of_clusters(
-    axes: Mapping[str, list[Choice]], picked: Mapping[str, Choice], of_file: Mapping[str, Given]
+    axes: Mapping[str, list[Choice]], layers: Sequence[dict[str, Given]]
 ) -> Sequence[Choice | None]:
     """The entries of the clusters axis; a method that uses no K is not run once for each of them."""
     if "clusters" not in axes:
         return [None]
-    layers = [of_file, *(choice.given for choice in picked.values())]
-    ensemble = _value("ensemble", layers[1:], None) or []
-    if any(_PLACEHOLDER in str(member) for member in ensemble):
+    methods = methods_of(layers).value
+    if _PLACEHOLDER in str(methods):
         return axes["clusters"]
     from strategies import METHODS, expand, parse_method
 
-    members = expand(ensemble) if ensemble else [_value("method", layers, "ifca")]
+    members = expand(methods) if isinstance(methods, list) else [methods]
     bases = [METHODS.find(parse_method(str(member))[0]) for member in members]
     uses = any(base.clustered for base in bases) or any("femam" in str(member) for member in members)
     return axes["clusters"] if uses else [None]
@@ -487,9 +491,13 @@ def parse_distribution(key: str, text: str) -> tuple[str, list[Any]]:
 
 def domain(key: str, text: str) -> Any:
     """Ray Tune's object for a distribution."""
+    return distribution(*parse_distribution(key, text))
+
+
+def distribution(name: str, arguments: Sequence[Any]) -> Any:
+    """Ray Tune's object for a distribution that was parsed."""
     from ray import tune
 
-    name, arguments = parse_distribution(key, text)
     return getattr(tune, name)(*arguments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import deque
@@ -19,7 +20,7 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import Searcher
 
-from experiments.sweep_config import Sweep, Trial, domain
+from experiments.sweep_config import Sweep, Trial, distribution, domain, parse_distribution
 from foundation.errors import UserError
 from foundation.randomness import generator
 
@@ -41,12 +42,35 @@ def scheduler_of(sweep: Sweep, rounds: int) -> TrialScheduler:
             time_attr="training_iteration", metric=settings.metric, mode=mode, grace_period=settings.grace
         )
     if settings.scheduler == "pbt":
+        space = {key: parse_distribution(key, text) for key, text in sweep.space.items()}
         return Population(
             time_attr="training_iteration", metric=settings.metric, mode=mode, synch=True,
             perturbation_interval=settings.interval, log_config=False,
-            hyperparam_mutations={"payload": {"values": {key: domain(key, text) for key, text in sweep.space.items()}}},
+            hyperparam_mutations={"payload": {"values": {key: _mutation(*each) for key, each in space.items()}}},
+            custom_explore_fn=functools.partial(_kept_inside, space),
         )  # fmt: skip
     return FIFOScheduler()
+
+
+def _mutation(name: str, arguments: list[Any]) -> Any:
+    """What Tune changes a value by: it moves along a list, and multiplies values of a distribution."""
+    return arguments[0] if name == "choice" else distribution(name, arguments)
+
+
+def _kept_inside(space: Mapping[str, tuple[str, list[Any]]], config: dict[str, Any]) -> dict[str, Any]:
+    """The config that Tune came to, its values back inside the distributions: a product may lie anywhere."""
+    values = config["payload"]["values"]
+    for key, (name, arguments) in space.items():
+        if name == "choice":
+            continue
+        low, high = arguments[:2]
+        if name == "quniform":
+            values[key] = round(values[key] / arguments[2]) * arguments[2]
+        if name in ("randint", "lograndint"):  # without their upper bound
+            values[key] = min(max(int(values[key]), low), high - 1)
+        else:
+            values[key] = float(min(max(values[key], low), high))
+    return config
 
 
 class Population(PopulationBasedTraining):

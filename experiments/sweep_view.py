@@ -193,10 +193,10 @@ def last_figures(address: str) -> dict[str, float]:
 
 
 def mean_and_std(values: list[float]) -> str:
-    """`0.9531 ± 0.0101`; a single value has no spread.
+    """`0.9531 ± 0.0101` with ddof 0, as in the report's tables; a single value has no spread.
 
     >>> mean_and_std([0.25, 0.75]), mean_and_std([0.5])
-    ('0.5000 ± 0.3536', '0.5000')
+    ('0.5000 ± 0.2500', '0.5000')
     """
     mean = statistics.fmean(values)
-    return f"{mean:.4f} ± {statistics.stdev(values):.4f}" if len(values) > 1 else f"{mean:.4f}"
+    return f"{mean:.4f} ± {statistics.pstdev(values):.4f}" if len(values) > 1 else f"{mean:.4f}"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from ray.tune.experiment import Trial as TunesTrial
 from ray.tune.schedulers import PopulationBasedTraining
@@ -182,6 +185,42 @@ def test_members_of_a_population_do_not_wait_for_one_that_is_over(tmp_path: Path
     assert ours.choose_trial_to_run(controller) is None
 
 
+def test_a_population_explores_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
+    """Tune's own rule multiplies whatever it has, without end, and fails at what cannot be multiplied."""
+    space = {
+        "local.momentum": "uniform(0,0.95)", "local.lr": "loguniform(0.001,1)", "local.steps": "randint(1,12)",
+        "local.weight_decay": "quniform(0,0.5,0.1)", "local.batch": "choice([16,32,64])",
+        "local.optimizer": "choice([sgd,adam])",
+    }  # fmt: skip
+    drawn = [f"sweep.sample.{key}={text}" for key, text in space.items()]
+    population = ("method=fedavg", "sweep.scheduler=pbt", "partition.validation=0.2", "sweep.sampler=random")
+    sweep = sweep_of(tmp_path, *population, *drawn)
+    rule = scheduler_of(sweep, 12)
+    assert isinstance(rule, PopulationBasedTraining)
+    seen: dict[str, list[Any]] = {key: [] for key in space}
+    config: dict[str, Any] = {"payload": {"values": dict(sweep.trials()[0].values), "trial": "a"}}
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002  # what Tune draws from
+    try:
+        random.seed(7)
+        np.random.seed(7)  # noqa: NPY002
+        for _ in range(1000):
+            config, _ = rule._get_new_config(Mock(), Mock(config=config))
+            for key, value in config["payload"]["values"].items():
+                seen[key].append(value)
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+    assert config["payload"]["trial"] == "a"
+    for key, (low, high) in {"local.momentum": (0, 0.95), "local.lr": (0.001, 1)}.items():
+        assert low <= min(seen[key]) and max(seen[key]) <= high
+        assert len(set(seen[key])) > 100 and {type(value) for value in seen[key]} == {float}
+    assert {round(10 * value, 9) for value in seen["local.weight_decay"]} == {0, 1, 2, 3, 4, 5}
+    assert set(seen["local.steps"]) == set(range(1, 12)) and {
+        type(value) for value in seen["local.steps"]
+    } == {int}
+    assert set(seen["local.batch"]) == {16, 32, 64} and set(seen["local.optimizer"]) == {"sgd", "adam"}
+
+
 def test_the_median_rule_never_pauses_a_trial(tmp_path: Path) -> None:
     """Tune's own rule does, where trials wait that it cannot compare with yet; here a pause could not be saved."""
     tuned = ("sweep.scheduler=median", "sweep.grace=2", "partition.validation=0.2", "sweep.seeds=[0]")
@@ -271,7 +310,7 @@ def test_the_view_has_a_line_for_each_trial_that_is_over(tmp_path: Path) -> None
     directory.close()
     assert stream.getvalue().splitlines() == [
         "1/4  ifca  (1/2 seeds)  accuracy 0.5000  30 s left",
-        "2/4  ifca  (2/2 seeds)  accuracy 0.6000 ± 0.1414  20 s left",
+        "2/4  ifca  (2/2 seeds)  accuracy 0.6000 ± 0.1000  20 s left",
         "fedavg-seed0 failed: no luck",
         "3/4  fedavg  (1/2 seeds)  7 s left",
     ]
@@ -301,7 +340,7 @@ def test_the_view_on_a_terminal_is_a_table_of_groups(tmp_path: Path, monkeypatch
     last = stream.getvalue()
     assert "hello" in last and "1/4 trials" in last and "3:20 left" in last
     (line,) = [line for line in last.splitlines() if "accuracy 0.5000" in line]
-    assert line.split() == ["ifca", "1/2", "75%", "accuracy", "0.5000", "±", "0.3536", "10", "s", "left"]
+    assert line.split() == ["ifca", "1/2", "75%", "accuracy", "0.5000", "±", "0.2500", "10", "s", "left"]
     assert any(line.split() == ["fedavg", "0/2", "0%"] for line in last.splitlines())
 
 
@@ -316,7 +355,7 @@ def test_the_view_of_a_resumed_sweep_knows_what_was_there(tmp_path: Path) -> Non
         view.started("ifca-seed1")
         now[0] = 30.0
         view.update("ifca-seed1", {"round": 1, "rounds": 4, "shown": {"micro_accuracy": 0.7}})
-        assert view.group_line("ifca") == ("1/2", "62%", "accuracy 0.6000 ± 0.1414")
+        assert view.group_line("ifca") == ("1/2", "62%", "accuracy 0.6000 ± 0.1000")
         assert view.time_left() == view.time_left("ifca") == "1:30 left"
     directory.close()
 

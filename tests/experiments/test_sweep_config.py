@@ -62,6 +62,30 @@ def test_a_method_without_clusters_is_not_run_for_each_number_of_them(tmp_path: 
     assert [trial.config.clusters for trial in trials[1:3]] == [5, 10]
 
 
+@pytest.mark.parametrize(
+    ("text", "overrides", "groups"),
+    [
+        ("method: fedavg", ["method=ifca"], ["K=2", "K=4"]),
+        ("method: ifca", ["method=fedavg"], ["fedavg"]),
+        ("", ["method=fedavg"], ["fedavg"]),
+        ("", [], ["K=2", "K=4"]),
+        ("ensemble: [fedavg*2]", [], ["[fedavg*2]"]),
+        ('ensemble: ["fedavg*{clusters}"]', [], ["K=2", "K=4"]),
+        ("method: ifca", ["ensemble=[fedavg*2]"], ["[fedavg*2]"]),
+        ("ensemble: [fedavg*2]", ["method=ifca"], ["K=2", "K=4"]),
+    ],
+)
+def test_whether_clusters_are_used_is_asked_of_the_methods_that_are_run(
+    text: str, overrides: list[str], groups: list[str], tmp_path: Path
+) -> None:
+    trials = sweep_of(
+        tmp_path, f"{text}\nclusters: 3\nclients: 20", "sweep.clusters=[2,4]", *overrides
+    ).trials()
+    assert [trial.group for trial in trials] == groups
+    if len(groups) > 1:
+        assert [trial.config.clusters for trial in trials] == [2, 4]
+
+
 def test_settings_that_go_together(tmp_path: Path) -> None:
     text = """
     local: {lr: 0.5}
