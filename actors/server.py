@@ -45,6 +45,7 @@ class ServerSetup:
     not_finite: str
     local: LocalSettings
     aggregation: AggregationSettings
+    one_class: npt.NDArray[np.bool_] | None = None  # clients that train on one class; None without classes
     levels: npt.NDArray[np.int64] | None = None  # (levels, clients) nested planted groups
     distributions: int = 0  # planted distributions with held-out samples
     compared_rounds: tuple[int, ...] = ()  # after which client models are written down
@@ -116,7 +117,8 @@ class Server:
             records |= self._centres(metrics)
         if round in setup.compared_rounds:
             records |= client_models(fleet, setup.compared_clients)
-        events = [*fleet.events, *strategy.events, *self._cluster_events(metrics, before)]
+        events = [*fleet.events, *strategy.events, *self._cluster_events(before if round > 1 else None)]
+        events += self._data_events() if round == 1 else []
         seconds = dict(fleet.seconds)
         events += fleet.commit()
         seconds["round"] = time.perf_counter() - started
@@ -222,8 +224,23 @@ class Server:
         known = [value for value in by_cluster if value is not None]
         return {"clusterability": max(known) if known else None, "clusterability_by_cluster": by_cluster}
 
-    def _cluster_events(self, metrics: dict[str, Any], before: npt.NDArray[np.int64] | None) -> list[str]:
-        """Empty clusters and collapses, told when they happen and not every round after."""
+    def _data_events(self) -> list[str]:
+        """Clients whose data leave little to learn, or make every step a full-batch one."""
+        setup, events = self.setup, []
+        total = len(self.population)
+        if setup.one_class is not None and (count := int(setup.one_class[self.population].sum())):
+            events.append(
+                f"{count} of {total} clients {'trains' if count == 1 else 'train'} on samples of one class."
+            )
+        if count := int((setup.sizes[self.population] <= setup.local.batch).sum()):
+            events.append(
+                f"{count} of {total} clients {'has' if count == 1 else 'have'} no more training samples than one batch "
+                f"(local.batch={setup.local.batch})."
+            )
+        return events
+
+    def _cluster_events(self, before: npt.NDArray[np.int64] | None) -> list[str]:
+        """Empty clusters, clusters of one and collapses, told when they happen and not every round after."""
         if self.strategy.assignment is None or (self.strategy.assignment == UNASSIGNED).all():
             return []
         clusters = self.strategy.K
@@ -233,9 +250,21 @@ class Server:
         for k in np.flatnonzero(now == 0):
             if then is None or then[k] > 0:
                 events.append(f"Cluster {k} is empty: {self.strategy.when_empty}.")
+        if len(single := np.flatnonzero((now == 1) & (True if then is None else then != 1))):
+            events.append(_one_client(single.tolist()))
         if (now > 0).sum() == 1 < clusters and (then is None or (then > 0).sum() > 1):
             events.append(f"All clients are in cluster {int(now.argmax())}.")
         return events
+
+
+def _one_client(clusters: list[int]) -> str:
+    """
+    >>> _one_client([2]), _one_client([0, 2, 5])
+    ('Cluster 2 has one client.', 'Clusters 0, 2 and 5 have one client each.')
+    """
+    if len(clusters) == 1:
+        return f"Cluster {clusters[0]} has one client."
+    return f"Clusters {', '.join(map(str, clusters[:-1]))} and {clusters[-1]} have one client each."
 
 
 def _sizes(assignment: npt.NDArray[np.int64], clusters: int) -> npt.NDArray[np.int64]:

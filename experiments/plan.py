@@ -35,6 +35,7 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         evaluation=config.evaluation,
         sizes=np.asarray(federation.sizes, np.int64),
         groups=federation.groups,
+        one_class=federation.one_class,
         levels=federation.levels,
         distributions=len(federation.holdout),
         has_validation=any(len(client.validation) for client in federation.clients),

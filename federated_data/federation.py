@@ -54,6 +54,16 @@ class Federation(Division):
         return np.array([len(client.train) for client in self.clients], dtype=np.int64)
 
     @cached_property
+    def one_class(self) -> NDArray[np.bool_] | None:
+        """Whether all training samples of a client are of one class; None for a regression."""
+        if self.classes is None:
+            return None
+        labels = np.asarray(self.y[np.concatenate([client.train for client in self.clients])])
+        starts = np.cumsum(self.sizes) - self.sizes
+        same: NDArray[np.bool_] = np.minimum.reduceat(labels, starts) == np.maximum.reduceat(labels, starts)
+        return same
+
+    @cached_property
     def test_sizes(self) -> Integers:
         """Test samples per client."""
         return np.array([len(client.test) for client in self.clients], dtype=np.int64)
