@@ -66,6 +66,21 @@ def test_alternating_predicts_by_its_second_assignment():
     assert mse.tolist() == pytest.approx([(1.372 - 2) ** 2, (2.6 + 1.372 - 10) ** 2], rel=1e-5)
 
 
+def test_a_cluster_that_cam_does_not_use_is_reported():
+    session = session_of("method=ifca+cam", "cam.warmup=0", "clusters=3")
+    strategy = session.server.strategy
+    far = strategy.clusters.values.copy()
+    far[1] *= 100.0  # a model that is sure of itself, and wrong
+    strategy.clusters = Models(far)
+    first, second = run(session, 2)
+    told = [[event for event in report.events if "Cluster 1 is empty" in event] for report in (first, second)]
+    assert told == [["Cluster 1 is empty: it keeps its model."], []]
+    for report in (first, second):
+        sizes = report.metrics["cluster_sizes"]
+        assert report.metrics["empty_clusters"] == sizes.count(0) >= 1 and sizes[1] == 0 and sum(sizes) == 8
+    assert np.array_equal(strategy.clusters.values[1], far[1])
+
+
 def test_permuted_cluster_ids_give_permuted_models():
     outcomes = []
     for order in ([0, 1], [1, 0]):
