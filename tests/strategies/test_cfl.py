@@ -105,6 +105,30 @@ def test_children_divide_their_parents_client_ids_over_three_successive_splits()
     assert len(cfl.parents) == 4 and cfl.parents.tolist()[0] == UNASSIGNED
 
 
+def test_children_divide_their_parents_client_ids_over_three_generations():
+    # Sixteen clients: thousands part first, then hundreds, then tens; pairs that are one apart stay together.
+    steps = itertools.product((0.0, 1000.0), (0.0, 100.0), (0.0, 10.0), (0.0, 1.0))
+    wants = np.random.default_rng(3).permutation([sum(parts) for parts in steps])
+    cfl, fleet = cfl_of(wants, clusters=16, start=555.0, eps1=0.05, eps2=0.6)
+    everyone = frozenset(range(16))
+    generation, splits = {everyone: 0}, []
+    for round in range(1, 66):
+        fleet.begin(round)
+        before = [everyone] if round == 1 else [frozenset(members) for members in clusters_of(cfl)]
+        cfl.run_round(fleet, round)
+        after = [frozenset(members) for members in clusters_of(cfl)]
+        for child in range(len(before), cfl.K):
+            parent = int(cfl.parents[child])
+            whole, halves = before[parent], (after[parent], after[child])
+            assert halves[0] | halves[1] == whole and not halves[0] & halves[1] and all(halves)
+            generation |= dict.fromkeys(halves, generation[whole] + 1)
+            splits.append(generation[whole])
+    assert splits == [0, 1, 1, 2, 2, 2, 2]
+    assert {members for members, depth in generation.items() if depth == 3} == {
+        frozenset(np.flatnonzero(wants // 10 == tens).tolist()) for tens in np.unique(wants // 10)
+    }
+
+
 def test_eps1_zero_never_splits_and_has_the_bits_of_fedavg():
     cfl, fedavg = (
         session_of("method=cfl", "cfl.eps1=0", "cfl.eps2=0", "cfl.first=1"),
