@@ -174,6 +174,24 @@ def test_median_of_means_by_hand():
     }
 
 
+def test_median_of_means_by_hand_for_known_draws(monkeypatch):
+    # Five clients in three batches: two draws each, with replacement.
+    drawn = np.array([[0, 1], [2, 2], [3, 4]])
+
+    class Known:
+        def choice(self, rows, shape):
+            assert rows.tolist() == [0, 1, 2, 3, 4] and shape == drawn.shape
+            return drawn
+
+    monkeypatch.setattr("strategies.aggregation.generator", lambda *key, **more: Known())
+    # Means by weight: (1 * 0 + 2 * 3) / 3 = 2, then 5 twice, then (30 + 100) / 2 = 65; the median of 2, 5, 65 is 5.
+    table, weights = [[0.0], [3.0], [5.0], [30.0], [100.0]], [1, 2, 1, 1, 1]
+    assert aggregated("median_of_means", table, weights=weights, batches=3).tolist() == [[5.0]]
+    drawn[1] = [1, 2]  # (2 * 3 + 1 * 5) / 3 = 11 / 3
+    found = aggregated("median_of_means", table, weights=weights, batches=3)
+    assert found.tolist() == [pytest.approx([11 / 3], rel=1e-6)]
+
+
 def test_median_of_means_repeats_itself_and_draws_anew_every_round():
     table = np.random.default_rng(4).standard_normal((9, 4))
     first = aggregated("median_of_means", table, seed=1, round=1)

@@ -284,6 +284,25 @@ def test_one_round_of_con_by_hand():
     ]
 
 
+def test_one_round_of_contrasted_representations_by_hand():
+    # Logits are W x + b for two classes. At x = 1 cluster 0 says (1, 0) and cluster 1 says (0, 1), as the labels do.
+    fleet = scalar_fleet([[(1.0, 0)], [(1.0, 1)]], lr=0.1, model=ModelSettings(name="linear"), classes=2)
+    options = {"con": CONOptions(form="rep", mu=2.0, tau=1.0)}
+    strategy = strategy_of("fesem+con", fleet, clusters=2, rounds=4, options=options)
+    strategy.clusters = Models(np.float32([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]))
+    strategy.assignment = np.array([0, 1])
+    strategy.run_round(fleet, 1)
+    # Cross-entropy of client 0: (-1, 1) / (1 + e) on its logits. Contrast: cosines 1 (own, at its largest) and 0, whose
+    # gradient is the other one's logits; log(1 + e^(0 - 1)) has the slope 1 / (1 + e) along it: 2 (0, 1) / (1 + e).
+    # Together (-1, 3) / (1 + e), on W and on b alike.
+    q = 0.1 / (1 + np.e)
+    assert strategy.assignment.tolist() == [0, 1]
+    assert strategy.clusters.values.tolist() == [
+        pytest.approx([1 + q, -3 * q, q, -3 * q], rel=1e-5),
+        pytest.approx([-3 * q, 1 + q, -3 * q, q], rel=1e-5),
+    ]
+
+
 def test_the_local_objective_has_the_gradient_that_finite_differences_say():
     torch.manual_seed(0)
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 1, 0])

@@ -19,6 +19,16 @@ def test_two_steps_by_hand():
     assert fedprox.model.tolist() == pytest.approx([1.35], rel=1e-6)
 
 
+def test_two_clients_by_hand():
+    fleet = scalar_fleet([[(1.0, 2.0)], [(1.0, -2.0)] * 2], lr=0.1, steps=2)
+    fedprox = strategy_of("fedprox", fleet, options={"fedprox": FedProxOptions(mu=0.5)})
+    fedprox.model = np.float32([1.0])
+    fedprox.round(fleet)
+    # Client 0 comes to 1.35, as above. Client 1: g = 2 (1 + 2) = 6, w = 0.4; g = 2 (0.4 + 2) + 0.5 (0.4 - 1) = 4.5,
+    # w = -0.05. Mean by size: (1.35 + 2 * -0.05) / 3.
+    assert fedprox.model.tolist() == pytest.approx([1.25 / 3], rel=1e-6)
+
+
 def test_mu_zero_has_the_bits_of_fedavg():
     plain, prox = session_of("method=fedavg"), session_of("method=fedprox", "fedprox.mu=0")
     assert outcome(plain, run(plain, 3)) == outcome(prox, run(prox, 3))

@@ -43,6 +43,17 @@ def test_sizes_decide_wecfls_clusters_and_means_by_hand():
     assert joined == {"fesem": False, "wecfl": True}
 
 
+@pytest.mark.parametrize(("weights", "centre"), [("uniform", 0.6), ("size", 0.5)])
+def test_the_m_step_of_fesem_by_hand_with_unequal_sizes(weights, centre):
+    # theta = 0.4, 0.8 and -0.4 with 3, 1 and 1 samples. (9): (0.4 + 0.8) / 2; by size: (3 * 0.4 + 0.8) / 4.
+    fleet = scalar_fleet([[(1.0, 2.0)] * 3, [(1.0, 4.0)], [(1.0, -2.0)]], lr=0.1)
+    base = strategy_of("fesem", fleet, clusters=2, weights=weights)
+    base.clusters = Models(np.float32([[0.0], [0.0]]))
+    base.round(fleet)
+    assert base.assignment[0] == base.assignment[1] != base.assignment[2]
+    assert base.clusters.values[base.assignment[[0, 2]], 0].tolist() == pytest.approx([centre, -0.4])
+
+
 @pytest.mark.parametrize("method", ["oracle", "random"])
 def test_one_round_of_the_references_by_hand(method):
     fleet = scalar_fleet(THREE, lr=0.1)

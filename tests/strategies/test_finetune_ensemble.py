@@ -132,6 +132,21 @@ def test_two_members_by_hand():
         assert found["mse"].tolist() == found["loss"].tolist() == pytest.approx([(predicted - 2) ** 2])
 
 
+def test_one_round_of_two_members_by_hand():
+    fleet = scalar_fleet([[(1.0, 2.0)], [(1.0, -2.0)] * 3], lr=0.1)
+    ensemble = build_ensemble(["fedavg", "fedavg"], "logit_sum", {}, Context(clients=2))
+    ensemble.begin(fleet)
+    first, second = ensemble.members
+    first.model, second.model = np.float32([1.0]), np.float32([-2.0])
+    ensemble.run_round(fleet, 1)
+    # Each by itself, with clients of 1 and 3 samples: 1.2 and 0.4 come to 0.6; -1.2 and -2 come to -1.8.
+    assert first.model.tolist() == pytest.approx([0.6], rel=1e-6)
+    assert second.model.tolist() == pytest.approx([-1.8], rel=1e-6)
+    # Their outputs add up to -1.2 at x = 1.
+    mse = fleet.evaluate(ensemble.predict(fleet))["mse"]
+    assert mse.tolist() == pytest.approx([3.2**2, 0.8**2], rel=1e-5)
+
+
 def test_held_out_clients_never_train_and_are_adopted():
     session = session_of("method=ifca", "holdout_clients=0.25", "clients=12", "local.steps=10", "local.lr=0.1",
                          "model.hidden=[32]")  # fmt: skip

@@ -22,6 +22,7 @@ def scalar_fleet(
     steps: int = 1,
     momentum: float = 0.0,
     model: ModelSettings | None = None,
+    classes: int | None = None,
     **local: Any,
 ) -> InProcessFleet:
     """A fleet whose client i holds the (x, y) pairs `samples[i]`, all in one batch; y = w x unless `model`."""
@@ -29,7 +30,7 @@ def scalar_fleet(
 
     pairs = [pair for client in samples for pair in client]
     x = np.array([[x] for x, _ in pairs], np.float32)
-    y = np.array([y for _, y in pairs], np.float32)
+    y = np.array([y for _, y in pairs], np.float32 if classes is None else np.int64)
     clients, at = {}, 0
     for i, client in enumerate(samples):
         index = np.arange(at, at + len(client))
@@ -42,7 +43,7 @@ def scalar_fleet(
         local=settings,
         evaluation=EvaluationSettings(),
         input_shape=(1,),
-        classes=None,
+        classes=classes,
         mean=np.zeros(1, np.float32),
         std=np.ones(1, np.float32),
     )
