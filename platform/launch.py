@@ -611,7 +611,7 @@ class _RayProbe:
         "import json, ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR');"
         "print(json.dumps([node['Resources'] for node in ray.nodes() if node['Alive']]))"
     )
-    _SECONDS = 4.0
+    _SECONDS = 30.0  # importing Ray and joining a cluster takes a busy machine that long; a dead port answers at once
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = env

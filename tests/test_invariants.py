@@ -5,14 +5,18 @@ from __future__ import annotations
 import ast
 import json
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 
@@ -253,3 +257,23 @@ def test_an_experiment_neither_reads_nor_moves_a_global_generator(
             results.append(run(seed))
             assert states() == before
     assert results[0] == results[1] == results[2]
+
+
+def test_pinned_versions_can_be_installed_on_every_python_that_is_promised():
+    """A pin whose release does not support Python 3.10 must be marked as one for later Pythons."""
+    project = (ROOT / "pyproject.toml").read_text()
+    (oldest,) = re.findall(r'requires-python = ">=(\d+\.\d+)"', project)
+    pins = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines()
+            if line.strip() and not line.startswith("#")]  # fmt: skip
+    refused = []
+    for pin in pins:
+        wanted = pin.marker is None or pin.marker.evaluate(
+            {"python_version": oldest, "python_full_version": oldest}
+        )
+        try:
+            admits = metadata(pin.name).get("Requires-Python")
+        except PackageNotFoundError:
+            continue  # another system's
+        if wanted and admits and not SpecifierSet(admits).contains(f"{oldest}.99"):
+            refused.append(f"{pin} ({admits})")
+    assert not refused

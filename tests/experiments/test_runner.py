@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from platform import launch
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from actors.session import ActorsLost, InProcessSession
 from experiments import open_run, runner
 from experiments.runner import resume, run_experiment
 from foundation.errors import UserError
-from platform import launch
 from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs
 

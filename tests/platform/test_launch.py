@@ -143,7 +143,7 @@ MISTAKES = [
     ("storage={folder}/a_file", "is a file"),
     ("storage={folder}/runtime_resources/pkg/runs", "which Ray deletes"),
     (f"{' '.join(IN_PROCESS)} storage={{folder}} name=a_run", "exists already (finished, 2 rounds done); resume it"),
-    (f"{' '.join(IN_PROCESS)} storage={{folder}} name=a_run seed=7", "of another experiment: seed is 0 there and 7 here"),
+    (f"{' '.join(IN_PROCESS)} storage={{folder}} name=a_run seed=7", "another experiment: seed is 0 there and 7 here"),
     ("storage={folder} name=not_a_run", "is a folder that is not a run"),
     ("storage={folder} name=a_file", "is a file"),
     # data
@@ -518,7 +518,6 @@ def test_doctor_with_nothing_at_the_address(door: Any, monkeypatch: pytest.Monke
 def test_doctor_with_a_real_cluster(ray_cluster: Path, door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    monkeypatch.setattr(launch._RayProbe, "_SECONDS", 60.0)
     monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
     code, out, error = door("doctor")
     assert code == 0, error
