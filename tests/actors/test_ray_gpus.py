@@ -44,7 +44,6 @@ def reserved(session: RaySession) -> list[dict[str, float]]:
 
 
 @pytest.mark.ray
-@pytest.mark.full
 def test_two_shares_of_two_fifths_on_each_device(ray_cluster: Path) -> None:
     settings = ("method=ifca", "data.rotations=1")
     session = RaySession(plan_of(*settings, *ELSEWHERE, "fleet.gpus=0.4"))

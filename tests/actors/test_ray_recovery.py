@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -221,6 +222,9 @@ def test_a_driver_killed_with_its_cluster_at_a_random_round_is_resumed(
         driver.kill()
         driver.wait()
     assert len(members) > 5, "a driver has a cluster with it"
+    for member in members:  # all at once, as when a machine goes down
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
     status = open_run(run).status
     assert status.state == "interrupted" and last <= status.rounds_done < rounds
     again = launch("resume", str(run), folder=folder, log=log)
