@@ -503,7 +503,9 @@ def layered(layers: Sequence[dict[str, Given]], may_idle: frozenset[str] = froze
     """
     merged = _all_merged(layers)
     method = methods_of([merged])
-    idle = {key for key in merged if key.split(".")[0] in may_idle - method_parts(method.value)}
+    # `local` is a method, too, but local.lr belongs to all of them.
+    foreign = may_idle - method_parts(method.value) - _core_sections()
+    idle = {key for key in merged if key.split(".")[0] in foreign}
     merged = {key: given for key, given in merged.items() if key not in idle}
     kept = _without_foreign_options(merged, {}, method.value if method.key == "method" else "")
     plain = all(

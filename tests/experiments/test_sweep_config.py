@@ -112,6 +112,12 @@ def test_options_in_the_file_reach_the_trials_of_their_method(tmp_path: Path) ->
         sweep_of(tmp_path, "ditto: {weight: 0.7}\nsweep: {methods: [fedavg, fedprox]}")
 
 
+def test_settings_of_local_training_are_not_options_of_the_method_local(tmp_path: Path) -> None:
+    text = "local: {lr: 0.25, epochs: 3}\nsweep: {methods: [local, fedavg]}"
+    found = {t.group: (t.config.local.lr, t.config.local.epochs) for t in sweep_of(tmp_path, text).trials()}
+    assert found == {"local": (0.25, 3), "fedavg": (0.25, 3)}
+
+
 def test_the_command_line_wins_and_can_be_all_there_is(tmp_path: Path) -> None:
     text = "rounds: 9\nsweep: {methods: [fedavg, ifca], seeds: [0, 1]}"
     sweep = sweep_of(tmp_path, text, "rounds=3", "sweep.seeds=[7]", "sweep.grid.local.lr=[0.1,0.2]")
