@@ -45,10 +45,10 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=compositions())
+@pytest.fixture(params=[*(f"method={name}" for name in compositions()), "ensemble=[local,ifca+cam]"])
 def method(request: pytest.FixtureRequest) -> str:
-    """`method=NAME` of everything there is."""
-    return f"method={request.param}"
+    """`method=NAME` of everything there is, and an ensemble."""
+    return str(request.param)
 
 
 @functools.cache
