@@ -79,6 +79,7 @@ class Models:
     def __post_init__(self) -> None:
         if self.values.ndim != 2 or self.values.dtype != np.float32:
             raise ValueError(f"expected a (K, P) float32 array, got {self.values.shape} {self.values.dtype}")
+        self.values.flags.writeable = False  # models are values
 
     def __len__(self) -> int:
         return len(self.values)

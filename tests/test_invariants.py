@@ -140,6 +140,36 @@ def test_a_room_loads_none_of(room: str, banned: tuple[str, ...]) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
+PICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+
+
+def pickles(tree: ast.AST) -> Iterator[str]:
+    """Everything in a file that reads or writes pickles, or may."""
+    yield from (module for module in imports(tree) if module.split(".")[0] in PICKLERS)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            function, keywords = dotted(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+            last = node.func.attr if isinstance(node.func, ast.Attribute) else function
+            if function in ("torch.load", "torch.save") or last in ("read_pickle", "to_pickle"):
+                yield function
+            if function == "np.load" and keywords.get("allow_pickle") != "False":
+                yield function
+
+
+@pytest.mark.parametrize("room", ["experiments", "reports"])
+def test_who_reads_and_writes_runs_knows_no_pickle(room: str) -> None:
+    files = [path for path in FILES if path.is_relative_to(ROOT / room)]
+    assert files and {name(path): found for path in files if (found := list(pickles(parsed(path))))} == {}
+
+
+@pytest.mark.parametrize(
+    "line", ["import pickle", "from joblib import dump", "torch.load(p)", "pd.read_pickle(p)", "np.load(p)"]
+)
+def test_the_scan_sees_a_pickle(line: str) -> None:
+    assert list(pickles(ast.parse(line)))
+    assert not list(pickles(ast.parse("np.load(p, allow_pickle=False)")))
+
+
 # Randomness
 
 DRAWS = {  # torch's draws, which need generator=...
