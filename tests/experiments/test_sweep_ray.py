@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -418,3 +419,21 @@ def test_a_killed_sweep_with_a_sampler_goes_on(ray_cluster: Path, tmp_path: Path
             tmp_path / "alone" / name, quiet=True,
         )  # fmt: skip
         assert_equal_runs(address / row.run, alone)
+
+
+@pytest.mark.full
+def test_the_tuning_command_of_the_readme(ray_cluster: Path, tmp_path: Path) -> None:
+    """On less work: fewer rounds and points; sampler, scheduler and everything else as in the file."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (line,) = [line for line in readme.splitlines() if line.startswith("python") and "tuning.yaml" in line]
+    gcs = ray.get_runtime_context().gcs_address
+    less = ("rounds=6", "sweep.samples=3", "sweep.grace=2", "name=tuned", f"storage={tmp_path}", f"fleet.address={gcs}")
+    done = subprocess.run(
+        [sys.executable, *shlex.split(line, comments=True)[1:], *less],
+        cwd=ROOT, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = rows_of(tmp_path / "tuned")
+    assert {row.status for row in rows.values()} <= {"finished", "stopped"}
+    assert len({row.group for row in rows.values()}) == 3
+    assert "Report: " in done.stdout

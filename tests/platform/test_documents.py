@@ -103,7 +103,7 @@ def test_commands_of_the_door(line, tmp_path, capsys):
         assert len(list(tmp_path.glob("*/figures/*.png"))) == 2
         return
     sweep = load_sweep(*parts(arguments))
-    if sweep is not None and sweep.tunes:  # tests/experiments/test_sweep_ray.py runs such, on Ray
+    if sweep is not None and sweep.tunes:  # tests/experiments/test_sweep_ray.py runs it, on Ray
         assert sweep.planned > 1
         return
     swept = [] if sweep is None else ["sweep.seeds=[0]"]
