@@ -1,4 +1,4 @@
-"""Models are values: nobody writes to them, and no two clients, no two models of the server, and no client and the server share storage."""
+"""Models are values: nobody writes to them, and no two of them, of clients or of the server, share storage."""
 
 from __future__ import annotations
 
