@@ -151,5 +151,7 @@ def _finetuned(config: ExperimentSettings, strategy: Strategy, fleet: InProcessF
     if "finetune" in addons:
         [addon] = [addon for addon in strategy.addons if isinstance(addon, Finetune)]
         return prediction if addon.due(strategy) else tuned(fleet, prediction)
-    parse_method("+".join([base, *addons, "finetune"]))  # refuses where it means nothing
+    # A newcomer has no model of its own: where clients that took part have one, it starts from the server's.
+    if strategy.mixes or strategy.additive:
+        parse_method("+".join([base, *addons, "finetune"]))  # refuses
     return tuned(fleet, prediction)

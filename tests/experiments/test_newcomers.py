@@ -71,8 +71,18 @@ def test_fine_tuning_is_for_the_newcomer_alone(made):
     plain, tuned = adopt(run, pair), adopt(run, pair, finetune=True)
     assert (tuned["loss"] < plain["loss"]).all()
     assert adopt(run, pair[:1], finetune=True)["loss"][0] == tuned["loss"][0]  # whoever else is adopted
-    with pytest.raises(UserError, match="cannot be added to 'femam'"):
-        adopt(made("femam")[1], pair, finetune=True)
+    for method in ("femam", "fedem"):
+        with pytest.raises(UserError, match=f"cannot be added to '{method}'"):
+            adopt(made(method)[1], pair, finetune=True)
+
+
+@pytest.mark.parametrize("method", ["local", "ditto", "fedper", "fedsoft", "ifca", "ifca+cam"])
+def test_a_newcomers_training_loss_falls_with_fine_tuning(made, method):
+    config, run = made(method)
+    # Tested on what they train on.
+    pair = [Newcomer(one.x_train, one.y_train, one.x_train, one.y_train) for one in rotated_pair(config)]
+    plain, tuned = adopt(run, pair), adopt(run, pair, finetune=True)
+    assert (tuned["loss"] < plain["loss"]).all()
 
 
 def test_mistakes_are_one_sentence(made):
