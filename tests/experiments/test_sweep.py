@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from pyarrow.fs import FileSystem
 from ray.tune.experiment import Trial as TunesTrial
 from ray.tune.schedulers import PopulationBasedTraining
 
@@ -20,7 +21,7 @@ from actors.reports import RoundReport
 from actors.session import ActorsLost, InProcessSession
 from experiments.run_directory import read_status
 from experiments.runner import run_experiment
-from experiments.storage import Mirror, join, local_copy, read_text, write_text
+from experiments.storage import Mirror, join, local_copy, read_text, reading, remove_file, write_text
 from experiments.sweep import Room, TuneSweep, resume_sweep, room_for, run_sweep
 from experiments.sweep_directory import SweepDirectory, is_sweep, read_rows
 from experiments.sweep_dry import describe, seconds_per_round
@@ -456,6 +457,23 @@ def test_a_mirror_sends_what_changed_and_removes_what_is_gone(tmp_path: Path) ->
     assert (copy / "checkpoints/round-000004/manifest.json").read_text() == "{}"
     write_text(join(there, "a/b.txt"), "x")
     assert read_text(join(there, "a/b.txt")) == "x" and read_text(join(there, "none")) is None
+
+
+def test_a_sweep_goes_on_at_an_address_that_only_fsspec_can_open(armed: Path, tmp_path: Path) -> None:
+    address = f"memory://{tmp_path.name}/sweep"
+    with pytest.raises(ValueError, match="memory"):
+        FileSystem.from_uri(address)
+    settings = (HERE, "method=fedavg", "sweep.seeds=2", "rounds=3", killers.MODULE[1], "checkpoint.every=1")
+    killers.arm("training", after=30, action="raise")  # in the second round of the first trial
+    run_sweep(sweep_of(tmp_path, *settings), address, quiet=True)
+    assert [row.status for row in read_rows(address)] == ["failed", "finished"]
+    resume_sweep(address, quiet=True)
+    assert is_sweep(address)
+    alone = run_sweep(sweep_of(tmp_path, *settings), str(tmp_path / "undisturbed"), quiet=True)
+    with reading(address) as copy:
+        assert_equal_sweeps(copy, alone)
+    remove_file(join(address, "sweep.yaml"))
+    assert not is_sweep(address)
 
 
 def test_what_a_kill_cut_off_on_its_way_to_an_object_store_is_passed_over(tmp_path: Path) -> None:
