@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import html
+import io
 import json
 import re
 import shutil
@@ -15,6 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 import experiments
 import reports.drawing
@@ -36,6 +39,7 @@ SMALL = [
     "fleet.backend=in_process",
     "model=mlp",
     "data.rotations=2",
+    "partition.holdout=0.5",  # a set per rotation, which no client sees
 ]
 RUNS = {
     "ifca-0": ["method=ifca", "rounds=4", "records.tsne=true"],
@@ -208,26 +212,65 @@ def test_costs_are_the_runs(figures: list[dict[str, Any]], runs: dict[str, Path]
     ).cumsum()
     data = series(one(figures, "work", cost="megabytes moved per client"), "FedSoft")
     assert data["x"] == pytest.approx(list(moved_so_far), rel=1e-5)
+    stages = one(figures, "time")
+    assert stages["at"][at].startswith("FedSoft") and len(stages["series"]) > 2
+    medians = run.timings.fillna(0.0).median().drop("round")  # a stage that a round did without took no time
+    medians["server and the rest"] = 2 * medians["total"] - medians.sum()
+    for each in stages["series"]:
+        assert each["y"][at] == pytest.approx(medians.get(each["name"], 0.0), rel=1e-9)
+
+
+def test_models_on_distributions_are_those_of_the_run(
+    figures: list[dict[str, Any]], runs: dict[str, Path]
+) -> None:
+    run = experiments.open_run(runs["fedsoft"])
+    matrices = 100 * np.asarray(run.metrics["centre_accuracy"].tolist())
+    title = next(
+        each["choice"]["run"] for each in figures if each["choice"].get("run", "").startswith("FedSoft")
+    )
+    assert np.allclose(one(figures, "distributions", run=title)["z"], matrices[-1], rtol=1e-9)
+    lines = one(figures, "distributions-rounds", run=title)
+    for d, k in np.ndindex(2, 2):
+        assert series(lines, f"distribution {d}, model {k}")["y"] == pytest.approx(
+            matrices[:, d, k], rel=1e-9
+        )
 
 
 def test_every_figure_that_the_runs_can_show_is_there(figures: list[dict[str, Any]]) -> None:
     families = {each["family"] for each in figures}
     assert families == {
         "convergence", "bars", "clients", "work", "time", "communication", "sizes", "flow", "planted", "map", "cosine",
-        "centres", "examples", "weights-rounds", "weights-clients", "levels", "labels", "similarity",
+        "centres", "examples", "weights-rounds", "weights-clients", "levels", "labels", "similarity", "distributions",
+        "distributions-rounds",
     }  # fmt: skip
 
 
 def test_example_images_are_the_recorded_pixels() -> None:
     images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 1, 3, 4)
-    import base64
-    import io
-
     found = sprite(images)
     picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(found["image"]))))
     assert picture.shape == (3, 9, 4) and (found["width"], found["height"]) == (9, 3)
     assert np.array_equal(picture[:, :4, 0], images[0, 0]) and np.array_equal(picture[:, 5:, 2], images[1, 0])
     assert (picture[:, 4, 3] == 0).all()  # the gap is empty
+
+
+def test_examples_of_a_cluster_are_images_of_its_clients(
+    figures: list[dict[str, Any]], runs: dict[str, Path]
+) -> None:
+    recorded = load_file(runs["ifca-0"] / "records" / "examples.safetensors")
+    last = experiments.open_run(runs["ifca-0"]).assignments.query("round == 4").set_index("client")["cluster"]
+    rows = one(figures, "examples", run="IFCA, K = 2, seed 0")["rows"]
+    assert {row["name"] for row in rows} == {f"cluster {k}" for k in set(last)}
+    for row in rows:
+        k = int(row["name"].split()[1])
+        picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(row["image"]))))
+        tiles = [picture[:, left : left + 8, 0].tobytes() for left in range(0, row["width"], 9)]
+        mine = {
+            image[0].tobytes()
+            for image, owner in zip(recorded["images"], recorded["client"], strict=True)
+            if last[int(owner)] == k
+        }
+        assert tiles and set(tiles) <= mine and row["about"].split()[0] == str((last == k).sum())
 
 
 def test_flows_count_clients() -> None:
@@ -395,7 +438,7 @@ def test_a_run_that_was_killed_between_two_checkpoints_is_shown_as_far_as_it_is_
 def test_a_damaged_file_is_a_sentence(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     with (path / "metrics.csv").open("a") as file:
-        file.write("5,0.1,0.1,0.1,0.1,0.1,0.1,0.1\n")  # more cells than columns
+        file.write("5" + ",0.1" * 20 + "\n")  # more cells than columns
     with pytest.raises(UserError, match=r"metrics\.csv is damaged"):
         build_report(ReportRequest([str(path)]))
 
@@ -447,7 +490,21 @@ def test_a_browser_draws_every_figure_and_asks_nobody(report: Report, figures: l
         return [...document.querySelectorAll('select[data-key=run]')].filter((each) =>
             [...each.options].some((o) => o.value === select.value)).map((each) => each.value === select.value);
     })()"""
-    seen = look(report.folder / "report.html", {**QUESTIONS, "clicks": clicks, "choose": choose}, ready=READY)
+    # The mouse over a point of a curve: what is hovered over, and what is written there.
+    hover = """new Promise((done) => {
+        const plot = document.querySelector('[data-family=convergence] .plot');
+        const ground = plot.querySelector('.nsewdrag');
+        plot.scrollIntoView();
+        plot.on('plotly_hover', (event) => setTimeout(() => done([
+            event.points.map((point) => [point.data.legendgroup, point.x, point.y]),
+            [...plot.querySelectorAll('.hoverlayer text')].map((text) => text.textContent)])));
+        const box = plot.querySelectorAll('.scatterlayer .point')[1].getBoundingClientRect();
+        ground.dispatchEvent(new MouseEvent('mousemove', { bubbles: true, clientX: box.left + box.width / 2,
+            clientY: box.top + box.height / 2 }));
+        setTimeout(() => done([]), 5000);
+    })"""
+    questions = {**QUESTIONS, "hover": hover, "clicks": clicks, "choose": choose}
+    seen = look(report.folder / "report.html", questions, ready=READY)
     assert seen.answers["failed"] == "" and seen.errors == []
     assert left_the_file(seen.requests) == [] and seen.answers["resources"] == []
     assert [url for url in seen.requests if url.startswith("file:")] == [
@@ -456,6 +513,12 @@ def test_a_browser_draws_every_figure_and_asks_nobody(report: Report, figures: l
     assert sorted(seen.answers["families"]) == sorted({each["family"] for each in figures})
     assert all(count > 0 for count in seen.answers["marks"]), seen.answers
     assert seen.answers["clicks"][0] == 0 and len(seen.answers["clicks"][1]) == 1  # a method, with its band
+    points, texts = seen.answers["hover"]
+    drawn = one(figures, "convergence", metric="accuracy (%)")
+    assert {(name, y) for name, x, y in points} == {
+        (each["name"], each["y"][each["x"].index(points[0][1])]) for each in drawn["series"]
+    }
+    assert all(any(f"{y:.4g}" in text for text in texts) for _, _, y in points), (points, texts)
     assert all(seen.answers["choose"])  # one choice of a run moves every figure that offers it
 
 
