@@ -1,4 +1,7 @@
-"""`python -m benchmarks [NAME] [--rounds N] [--json FILE]`: each benchmark in a process of its own."""
+"""`python -m benchmarks [NAME] [--rounds N] [--json FILE]`: each benchmark in a process of its own.
+
+Exits with 1 if a limit was missed. A miniature has no limits, nor have `claims` and `collapse`, which compare methods.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +42,15 @@ def main() -> int:
     path.write_text(json.dumps(result, indent=1) + "\n")
     if arguments.json is None:
         print(f"All numbers: {path}")
-    return 0
+    missed = [] if arguments.miniature else _missed(result.values() if everything else [result])
+    if missed:
+        print(f"Limits missed: {', '.join(missed)}.", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _missed(results: Iterable[dict[str, Any]]) -> list[str]:
+    """The benchmarks that have a limit and did not keep it."""
+    return [each["benchmark"] for each in results if not each["result"].get("kept", True)]
 
 
 def _here(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -58,8 +70,15 @@ def _elsewhere(name: str, arguments: argparse.Namespace) -> Any:
         command = [sys.executable, "-m", "benchmarks", name, "--json", str(path)]
         command += ["--rounds", str(arguments.rounds)] if arguments.rounds else []
         command += ["--miniature"] if arguments.miniature else []
-        subprocess.run(command, check=True)
-        return json.loads(path.read_text())
+        return _result_of(command, path)
+
+
+def _result_of(command: list[str], path: Path) -> Any:
+    """What the command wrote there: it does so, too, if a limit was missed."""
+    done = subprocess.run(command, check=False)
+    if not path.is_file():
+        raise subprocess.CalledProcessError(done.returncode, command)
+    return json.loads(path.read_text())
 
 
 def _parser() -> argparse.ArgumentParser:

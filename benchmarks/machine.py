@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,15 @@ def _git(*words: str) -> str:
     return found.stdout.rstrip()
 
 
-def tree() -> list[int]:
-    """This process and everything below it: with a local Ray cluster, all of Ray too."""
+def tree(root: int | None = None) -> list[int]:
+    """A process (default: this one) and everything below it: with a local Ray cluster, all of Ray too."""
     import psutil
 
-    own = psutil.Process()
-    return [own.pid, *(child.pid for child in own.children(recursive=True))]
+    try:
+        top = psutil.Process(root)
+        return [top.pid, *(child.pid for child in top.children(recursive=True))]
+    except psutil.NoSuchProcess:  # it has ended meanwhile
+        return []
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
@@ -86,6 +90,47 @@ def memory_by_process(pids: Iterable[int]) -> dict[str, int]:
         if size := proportional_bytes(pid):
             found[f"{_name(pid)} ({pid})"] = size
     return found
+
+
+class Peak(threading.Thread):
+    """Looks at a process tree until it is stopped; keeps the largest sum it has seen, and what it was."""
+
+    def __init__(self, root: int | None = None, pause: float = 0.5) -> None:
+        super().__init__(daemon=True)
+        self.largest: dict[str, int] = {}
+        self._root, self._pause = root, pause  # seconds between two looks
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Look, wait, look again."""
+        while not self._over.wait(self._pause):
+            self.look()
+
+    def look(self) -> dict[str, int]:
+        """Memory now, by process."""
+        now = memory_by_process(tree(self._root))
+        if sum(now.values()) > sum(self.largest.values()):
+            self.largest = now
+        return now
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self.join()
+
+
+def watched(command: Sequence[str]) -> tuple[float, dict[str, int]]:
+    """(seconds of a command, memory of its processes when they had most together)."""
+    started = time.perf_counter()
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    peak = Peak(process.pid, pause=0.1)
+    peak.start()
+    code = process.wait()
+    seconds = time.perf_counter() - started
+    peak.stop()
+    if code:
+        raise RuntimeError(f"{' '.join(command)} ended with exit code {code}")
+    return seconds, peak.largest
 
 
 def _name(pid: int) -> str:

@@ -5,41 +5,13 @@ PSS from /proc, so that shared memory (the object store, libraries) counts once.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
-from benchmarks.machine import memory_by_process, tree
+from benchmarks.machine import Peak
 from benchmarks.tables import table, verdict
 from benchmarks.workload import MINIATURE, Workload
 
 LIMIT = 2.5e9  # bytes above the data
-PAUSE = 0.5  # seconds between two looks
-
-
-class Peak(threading.Thread):
-    """Looks at the process tree until it is stopped; keeps the largest sum it has seen, and what it was."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.largest: dict[str, int] = {}
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        """Look, wait, look again."""
-        while not self._over.wait(PAUSE):
-            self.look()
-
-    def look(self) -> dict[str, int]:
-        """Memory now, by process."""
-        now = memory_by_process(tree())
-        if sum(now.values()) > sum(self.largest.values()):
-            self.largest = now
-        return now
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._over.set()
-        self.join()
 
 
 def run(rounds: int | None, miniature: bool) -> dict[str, Any]:

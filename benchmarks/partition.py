@@ -41,7 +41,7 @@ def run(rounds: int | None, miniature: bool) -> dict[str, Any]:
         "generated", train, test, 10, sources, sources[: len(test)], owners, np.arange(len(test)) % clients
     )
     plain = Labels("generated", train, test, 10)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for case, settings in CASES.items():
         name = case.partition(",")[0]
         chosen = PartitionSettings(name=name, **({"groups": 5} if miniature else {}) | settings)
@@ -58,7 +58,8 @@ def run(rounds: int | None, miniature: bool) -> dict[str, Any]:
                 outcome = f"refused: {error}"
             seconds.append(time.perf_counter() - started)
         rows.append({"partition": case, "seconds": min(seconds), "outcome": outcome})
-    return {"limit": LIMIT, "clients": clients, "samples": samples, "rows": rows}
+    kept = max(row["seconds"] for row in rows) <= LIMIT
+    return {"limit": LIMIT, "kept": kept, "clients": clients, "samples": samples, "rows": rows}
 
 
 def report(result: dict[str, Any]) -> str:

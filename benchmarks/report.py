@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import watched
 from benchmarks.tables import table, verdict
 
 SECONDS, BYTES = 60.0, 2e9
@@ -35,7 +34,6 @@ METHODS = (
 PROBLEMS = tuple(
     (data, split) for data in ("fashion_mnist", "cifar10") for split in ("cluster_dirichlet", "dirichlet")
 )
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(rounds: int | None = None, miniature: bool = False) -> dict[str, Any]:
@@ -58,7 +56,7 @@ def report(result: dict[str, Any]) -> str:
     rows = [
         ["seconds", f"{result['seconds']:.1f}", f"{SECONDS:.0f}", verdict(result["seconds"], SECONDS)],
         [
-            "largest process, GB",
+            "all processes, GB",
             f"{result['bytes'] / 1e9:.2f}",
             f"{BYTES / 1e9:.0f}",
             verdict(result["bytes"], BYTES),
@@ -72,16 +70,10 @@ def report(result: dict[str, Any]) -> str:
     return table(title, ["", "measured", "limit", ""], rows)
 
 
-def _measure(sweep: Path) -> tuple[float, float]:
-    """(seconds of the command, bytes of the largest of its processes; it has one for each CPU, four at most)."""
-    started = time.perf_counter()
-    command = [sys.executable, "-m", "platform.launch", "report", str(sweep)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"the report ended with exit code {process.returncode}")
-    return time.perf_counter() - started, usage.ru_maxrss * 1024.0
+def _measure(sweep: Path) -> tuple[float, int]:
+    """(seconds of the command, bytes of all its processes together; it has one for each CPU, four at most)."""
+    seconds, memory = watched([sys.executable, "-m", "platform.launch", "report", str(sweep)])
+    return seconds, sum(memory.values())
 
 
 # A sweep ----------------------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import machine, memory, partition, scale, start
-from benchmarks.__main__ import NAMES
+from benchmarks import machine, memory, partition, report, scale, start
+from benchmarks.__main__ import NAMES, _result_of, main
 from benchmarks.tables import shown, spread, table, verdict
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +33,58 @@ def test_the_tree_has_this_process_and_its_children():
     finally:
         child.communicate(b"\n")
     assert child.pid not in machine.tree()
+
+
+def test_a_command_is_watched_with_all_its_processes():
+    inner = "import time; block = bytearray(b'x') * 80_000_000; time.sleep(1)"
+    outer = "import subprocess, sys; block = bytearray(b'x') * 80_000_000; "
+    outer += f"subprocess.run([sys.executable, '-c', {inner!r}])"
+    seconds, found = machine.watched([sys.executable, "-c", outer])
+    assert len(found) == 2 and min(found.values()) > 80e6 and sum(found.values()) > 160e6
+    assert seconds > 1
+    with pytest.raises(RuntimeError, match="exit code 3"):
+        machine.watched([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_the_report_is_watched_with_all_its_processes(monkeypatch):
+    monkeypatch.setattr(
+        report, "watched", lambda command: (1.0, {"main (1)": 3 * 10**8, "drawing (2)": 10**8})
+    )
+    assert report._measure(Path("sweep")) == (1.0, 4 * 10**8)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "found", "code"),
+    [
+        ("stub", [], {"kept": True}, 0),
+        ("stub", [], {"kept": False}, 1),
+        ("stub", ["--miniature"], {"kept": False}, 0),
+        ("stub", [], {"accuracy": 0.5}, 0),  # no limit
+        ("all", [], {"kept": False}, 1),
+        ("all", [], {"kept": True}, 0),
+    ],
+)
+def test_a_limit_that_is_missed_is_in_the_exit_code(name, words, found, code, tmp_path, monkeypatch, capsys):
+    stub = SimpleNamespace(run=lambda rounds, miniature: found, report=str)
+    monkeypatch.setitem(sys.modules, "benchmarks.stub", stub)
+    monkeypatch.setattr("benchmarks.__main__.NAMES", ("stub",))
+    whole = {"benchmark": "stub", "machine": {}, "result": found}
+    monkeypatch.setattr(
+        "benchmarks.__main__._elsewhere", lambda name, arguments: whole
+    )  # another process has no stub
+    monkeypatch.setattr(sys, "argv", ["benchmarks", name, *words, "--json", str(tmp_path / "found.json")])
+    assert main() == code
+    assert ("Limits missed: stub." in capsys.readouterr().err) == bool(code)
+    written = json.loads((tmp_path / "found.json").read_text())
+    assert (written if name == "stub" else written["stub"])["result"] == found
+
+
+def test_a_benchmark_that_missed_its_limit_elsewhere_has_a_result_and_one_that_broke_has_none(tmp_path):
+    path = tmp_path / "found.json"
+    write = f"import pathlib; pathlib.Path({str(path)!r}).write_text('[1]'); raise SystemExit(1)"
+    assert _result_of([sys.executable, "-c", write], path) == [1]
+    with pytest.raises(subprocess.CalledProcessError):
+        _result_of([sys.executable, "-c", "raise SystemExit(1)"], tmp_path / "none.json")
 
 
 def test_processor_time_counts_work_and_not_sleep():
@@ -81,7 +134,7 @@ def test_shared_memory_counts_once(tmp_path):
 
 
 def test_peak_keeps_the_largest_look():
-    peak = memory.Peak()
+    peak = machine.Peak()
     first = sum(peak.look().values())
     held = mmap.mmap(-1, 40_000_000)  # fresh pages: an array could live in what an earlier test gave back
     held.write(bytes(40_000_000))
@@ -169,4 +222,5 @@ def test_every_partition_is_timed_against_the_limit():
     result = json.loads(json.dumps(partition.run(1, miniature=True)))
     assert {row["partition"].partition(",")[0] for row in result["rows"]} == set(PARTITIONS)
     assert all(row["outcome"].endswith("samples") for row in result["rows"]), result["rows"]
+    assert result["kept"] is True
     assert "20 clients: at most" in partition.report(result)
