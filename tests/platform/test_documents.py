@@ -6,10 +6,12 @@ import platform.launch
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import benchmarks.__main__
 import experiments
 from experiments.config import load_config
 from experiments.runner import run_experiment
@@ -18,14 +20,20 @@ from experiments.sweep_directory import read_rows
 from federated_data import DATASETS
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "DECISIONS.md", "CHANGELOG.md")
+DOCUMENTS = (
+    *("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "DECISIONS.md", "CHANGELOG.md"),
+    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("results/*.md")),
+)
 DOOR = "python -m platform.launch"
+STANDARD = "python -m platform"  # the module of that name that Python has
+BENCHMARKS = "python -m benchmarks"
+QUICK = ("partition",)  # benchmarks whose miniature takes a second; tests/benchmarks/ runs the others
 # Small enough for a test; everything else of a documented command stays as it is written.
 SMALLER = ["rounds=2", "local.steps=1", "model=mlp", "fleet.backend=in_process"]
 
 
 def commands(kind: str = "sh") -> list[tuple[str, str]]:
-    """(document, command) of every line of every fenced block, comments left out."""
+    """(document, command) of every line of every fenced block, comments left out, and of `python -m ...` in a text."""
     found = []
     for document in DOCUMENTS:
         text = (ROOT / document).read_text(encoding="utf-8")
@@ -34,6 +42,8 @@ def commands(kind: str = "sh") -> list[tuple[str, str]]:
             found += [
                 (document, re.sub(r"\s+#.*", "", line).strip() if kind == "sh" else line) for line in lines
             ]
+        if kind == "sh":
+            found += [(document, line) for line in re.findall(r"`(python -m [^`\n]+)`", text)]
     return [(document, line) for document, line in found if line]
 
 
@@ -51,8 +61,9 @@ def smaller(arguments: list[str], storage: Path) -> list[str]:
 
 
 def test_no_kind_of_command_is_left_out():
-    known = (DOOR, "make", "ray job submit", "ray start --head", "export RAY_AUTH_MODE")
+    known = (DOOR, STANDARD, BENCHMARKS, "make", "ray job submit", "ray start --head", "export RAY_AUTH_MODE")
     assert [line for _, line in commands() if not line.startswith(known)] == []
+    assert ("README.md", f"{BENCHMARKS} partition") in commands()  # which stands in a sentence
     assert {line for _, line in commands() if line.startswith("make")} >= {"make run", "make test"}
 
 
@@ -64,12 +75,34 @@ def test_make_targets_exist_and_are_explained(line):
     assert line == "make" or f"{line} " in listed
 
 
+@pytest.mark.parametrize("line", of(BENCHMARKS))
+def test_benchmarks_exist(line, tmp_path, monkeypatch, capsys):
+    words = line.split()[3:]
+    monkeypatch.setattr(
+        sys, "argv", ["benchmarks", *words, "--miniature", "--json", str(tmp_path / "found.json")]
+    )
+    arguments = benchmarks.__main__._parser().parse_args()
+    assert (ROOT / "benchmarks" / f"{arguments.name}.py").is_file()
+    if arguments.name in QUICK:
+        assert benchmarks.__main__.main() == 0
+        assert "limit" in capsys.readouterr().out
+
+
+def test_the_standard_module_still_answers():
+    assert [line for _, line in commands() if line.split()[:3] == STANDARD.split()] == [STANDARD]
+    done = subprocess.run(
+        [sys.executable, *STANDARD.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "Linux" in done.stdout
+
+
 def cases():
     """The commands; sweeps take half a minute each, so only the full matrix has them."""
     for line in of(DOOR):
         words = line.split()
         if not {"resume", "report"} & set(words):
-            swept = "--dry-run" not in words and any("tune_configs" in word for word in words)
+            named = line == DOOR or any("tune_configs" in word for word in words)
+            swept = named and "--dry-run" not in words
             long = swept and load_sweep(*parts(words[3:])) is not None
             yield pytest.param(line, marks=pytest.mark.full if long else ())
 
@@ -124,6 +157,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_resume_and_open_as_the_readme_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (line,) = [line for line in of(DOOR) if "name=my-run" in line]
@@ -142,9 +176,13 @@ def test_resume_and_open_as_the_readme_shows(tmp_path, monkeypatch, capsys):
             for word in shlex.split(report)[3:]
             for path in (sorted(Path().glob(word)) if "*" in word else [word])
         ]
-        assert platform.launch.main([*words, "figures=no"]) == 0
+        assert platform.launch.main(words) == 0
         made = Path("comparison" if "out=comparison" in words else "runs/my-run/report")
         assert (made / "report.html").stat().st_size > 1_000_000
+        assert "figures=no" in words or {path.suffix for path in (made / "figures").iterdir()} == {
+            ".png",
+            ".svg",
+        }
     capsys.readouterr()
     (code,) = [block for _, block in commands("python") if "open_run" in block]
     exec(compile(code, "README.md", "exec"), {})
