@@ -20,6 +20,7 @@ TABLES = [
     *(f"fedsoft-{table}" for table in range(1, 5)), "femam",
 ]  # fmt: skip
 OTHERS = ["cifar10-table"]  # what results/ has real runs of
+NUMBER = r"\d+|an?|one|two|three|few"  # of hours, say
 SMALL = [f"{name}-small" for name in TABLES]
 
 
@@ -48,6 +49,12 @@ def test_a_file_opens_with_command_source_cost_and_score(name: str) -> None:
     for word in ("Reproduces:", "Cost:", "Expected:"):
         assert f"# {word}" in header.group()
     expected = header.group().split("# Expected:")[1]
+    cost = header.group().split("# Cost:")[1].split("# Expected:")[0]
+    spans = re.findall(r"(?:second|minute|hour|day|week)s?\b", cost)
+    assert spans and len(spans) == len(re.findall(rf"(?<!\S)(?:{NUMBER}) (?:{'|'.join(spans)})\b", cost)), (
+        cost
+    )
+    assert cost.split()[:2] == [str(sweep_of(name).planned), "trials"]
     # FeMAM's text prints no numbers; the twin of 7.1 is cam-1-small.
     assert re.search(r"\d", expected) or name == "femam", expected
     for table in re.findall(r" table=(\S+)", header.group()):
@@ -56,12 +63,34 @@ def test_a_file_opens_with_command_source_cost_and_score(name: str) -> None:
         assert {float(number) for number in re.findall(r"\d+\.\d+", expected)} <= printed
 
 
+@pytest.mark.parametrize("name", ["demo", "comparison", "tuning"])
+def test_the_commands_of_an_example_run_the_file_they_stand_in(name: str) -> None:
+    commands = re.findall(r"^#   python -m platform\.launch(.*)$", text_of(name), re.M)
+    assert commands
+    for command in commands:
+        named = re.search(r"--config tune_configs/(\S+)\.yaml", command)
+        assert (named.group(1) if named else platform.launch.DEMONSTRATION.stem) == name, command
+
+
 @pytest.mark.parametrize("name", [*TABLES, *SMALL, *OTHERS])
 def test_a_file_is_a_valid_sweep(name: str) -> None:
     """All that can be known without the data: names, values, combinations."""
     sweep = sweep_of(name)
     assert sweep.planned >= 2 and sweep.base.name == name
     assert len(sweep.trials()) == sweep.planned
+
+
+def test_femam_has_the_released_schedule_and_personalised_references() -> None:
+    configs = sweep_of("femam").combinations.values()
+    assert {"ditto", "fedper"} <= {config.method for config in configs}
+    (schedule,) = {(*c.femam.schedule, c.femam.window) for c in configs if c.method == "femam"}  # type: ignore[attr-defined]  # added by the registry
+    assert schedule == (400, 50, 50, 50, 50, 50)
+
+
+@pytest.mark.parametrize("name", ["fesem-2", "fesem-3", "fesem-2-small", "fesem-3-small"])
+def test_fesems_own_tables_take_the_mean_of_its_equation(name: str) -> None:
+    uniform = {label for label, config in sweep_of(name).combinations.items() if config.weights == "uniform"}
+    assert uniform == {f"fesem K={number}" for number in (2, 3, 4)}
 
 
 @pytest.mark.parametrize("name", SMALL)
