@@ -456,6 +456,7 @@ def _space(value: Any, settings: SweepSettings, source: str) -> dict[str, str]:
         corners = arguments[0] if isinstance(arguments[0], list) else arguments[:2]
         for corner in corners:  # a value of the right kind and in range, whatever is drawn
             fragment({key: corner}, source)
+        domain(key, text)  # or Tune would refuse it when the first point is drawn
     return space
 
 
@@ -491,7 +492,13 @@ def parse_distribution(key: str, text: str) -> tuple[str, list[Any]]:
 
 def domain(key: str, text: str) -> Any:
     """Ray Tune's object for a distribution."""
-    return distribution(*parse_distribution(key, text))
+    try:
+        return distribution(*parse_distribution(key, text))
+    except (ValueError, ZeroDivisionError) as error:
+        raise UserError(
+            f"Expected a distribution that Ray Tune can draw from for sweep.sample.{key}, got {quote(text)}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
 
 
 def distribution(name: str, arguments: Sequence[Any]) -> Any:

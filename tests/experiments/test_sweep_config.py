@@ -181,6 +181,10 @@ MISTAKES = {
     "Expected sweep.metric on validation data": VALID + f"sweep: {{{SAMPLE}, metric: micro_accuracy}}",
     "Expected fleet.backend=ray beside": VALID + "fleet: {backend: in_process}\nsweep: {scheduler: asha}",
     "beside sweep.scheduler=pbt": VALID + "sweep: {scheduler: pbt, methods: [fedavg]}",
+    "got 'quniform(0.05, 1, 0.1)': Your lower variable bound 0.05 is not divisible":
+        VALID + 'sweep: {sampler: random, sample: {local.lr: "quniform(0.05, 1, 0.1)"}}',
+    "got 'loguniform(0, 0.9)': LogUniform requires a lower bound":
+        VALID + 'sweep: {sampler: random, sample: {local.momentum: "loguniform(0, 0.9)"}}',
     "Expected settings inside 'sweep'": "sweep: 3",
     "Expected at most 20000 trials": "sweep: {seeds: 20001}",
     "Expected an entry of sweep.cases to be settings": "sweep: {cases: [3]}",
