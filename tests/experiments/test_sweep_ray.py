@@ -427,7 +427,14 @@ def test_the_tuning_command_of_the_readme(ray_cluster: Path, tmp_path: Path) -> 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (line,) = [line for line in readme.splitlines() if line.startswith("python") and "tuning.yaml" in line]
     gcs = ray.get_runtime_context().gcs_address
-    less = ("rounds=6", "sweep.samples=3", "sweep.grace=2", "name=tuned", f"storage={tmp_path}", f"fleet.address={gcs}")
+    less = (
+        "rounds=6",
+        "sweep.samples=3",
+        "sweep.grace=2",
+        "name=tuned",
+        f"storage={tmp_path}",
+        f"fleet.address={gcs}",
+    )
     done = subprocess.run(
         [sys.executable, *shlex.split(line, comments=True)[1:], *less],
         cwd=ROOT, capture_output=True, text=True, timeout=240,
