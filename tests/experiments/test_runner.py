@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from platform import launch
 from typing import Any
 
 import pytest
@@ -86,7 +85,6 @@ def test_a_run_that_was_ended_before_its_summary_gets_one(
         with pytest.raises(KeyboardInterrupt):
             run_experiment(config_of("rounds=1"), tmp_path / "run", quiet=True)
     assert open_run(tmp_path / "run").status.state == "finished"
-    assert f"report {tmp_path / 'run'}" in launch._way_on(str(tmp_path / "run"))
     resume(tmp_path / "run", quiet=True)
     alone = run_experiment(config_of("rounds=1"), tmp_path / "alone", quiet=True)
     ours, theirs = ((path / "summary.md").read_text().splitlines() for path in (tmp_path / "run", alone))

@@ -528,6 +528,22 @@ def test_doctor_with_a_real_cluster(ray_cluster: Path, door: Any, monkeypatch: p
 # Running, stopping, failing, going on
 
 
+def test_a_run_stopped_when_it_is_finished_is_not_to_be_resumed(
+    door: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the report is made."""
+
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "_show_results", stop)
+    code, _, error = door(*IN_PROCESS, "name=mine")
+    assert code == 130
+    assert error.endswith(
+        "The run is finished, in runs/mine; its report: python -m platform.launch report runs/mine\n"
+    )
+
+
 def test_a_run_ends_in_a_table_and_its_path(door: Any, tmp_path: Path) -> None:
     code, out, error = door(*IN_PROCESS, "name=first")
     assert code == 0, error
