@@ -74,11 +74,11 @@ def _kept_inside(space: Mapping[str, tuple[str, list[Any]]], config: dict[str, A
 
 
 class Population(PopulationBasedTraining):
-    """A population in which nobody waits for ever.
+    """A population in which nobody waits for ever, and nobody skips rounds.
 
     Members wait for each other before they exchange states. In Tune's own rule those who wait are released by the
     next member that reports; but after a resume some are ahead of others, and whoever was waited for may be over
-    before it reports again.
+    before it reports again. A state from further ahead is not taken over: the rounds between would be nobody's.
     """
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
@@ -89,6 +89,11 @@ class Population(PopulationBasedTraining):
             if reached >= self._next_perturbation_sync:
                 self._next_perturbation_sync = reached + self._perturbation_interval
         return super().choose_trial_to_run(tune_controller)
+
+    def _exploit(self, tune_controller: Any, trial: Any, trial_to_clone: Any) -> None:
+        ours, theirs = (self._trial_state[each].last_train_time for each in (trial, trial_to_clone))
+        if theirs <= ours:
+            super()._exploit(tune_controller, trial, trial_to_clone)
 
 
 class Median(MedianStoppingRule):

@@ -222,6 +222,22 @@ def test_a_population_explores_what_it_was_given_and_nothing_else(tmp_path: Path
     assert set(seen["local.batch"]) == {16, 32, 64} and set(seen["local.optimizer"]) == {"sgd", "adam"}
 
 
+def test_a_member_takes_over_no_state_from_further_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a resume members are rounds apart; the rounds in between would be missing in its files."""
+    taken: list[tuple[str, str]] = []
+    monkeypatch.setattr(PopulationBasedTraining, "_exploit", lambda _, __, *pair: taken.append(pair))
+    drawn = ("sweep.sample.local.lr=uniform(0.01,0.1)", "sweep.sampler=random", "sweep.samples=2")
+    sweep = sweep_of(tmp_path, "method=fedavg", "sweep.scheduler=pbt", "partition.validation=0.2", *drawn)
+    rule: Any = scheduler_of(sweep, 12)
+    rule._trial_state = {"two": Mock(last_train_time=2), "five": Mock(last_train_time=5)}
+    rule._exploit(None, "two", "five")
+    assert taken == []
+    rule._exploit(None, "five", "two")
+    assert taken == [("five", "two")]
+
+
 def test_the_median_rule_never_pauses_a_trial(tmp_path: Path) -> None:
     """Tune's own rule does, where trials wait that it cannot compare with yet; here a pause could not be saved."""
     tuned = ("sweep.scheduler=median", "sweep.grace=2", "partition.validation=0.2", "sweep.seeds=[0]")
