@@ -39,8 +39,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
         x = F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))
         return self.fc3(x)
 

@@ -32,6 +32,7 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class CheckpointWriter:
     """Writes checkpoints of a run in a background thread, one at a time, and keeps the newest `keep`.
 
+    The round `fork` gets one in any case, and keeps it: another run begins there (`experiments/twins.py`).
     What goes wrong in the thread is raised by the next `submit` or by `close`.
     """
 
@@ -42,8 +43,10 @@ class CheckpointWriter:
         keep: int,
         minutes: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        fork: int | None = None,
     ) -> None:
         self._folder = _folder(run)
+        self._fork = fork
         self._every, self._seconds, self._clock = every, 60.0 * minutes, clock
         self._last = clock()
         self._keep = keep
@@ -57,7 +60,7 @@ class CheckpointWriter:
     def due(self, round: int) -> bool:
         """Whether the settings ask for a checkpoint after this round."""
         old = self._seconds > 0 and self._clock() - self._last >= self._seconds
-        return round % self._every == 0 or old
+        return round % self._every == 0 or old or round == self._fork
 
     def submit(self, round: int, parts: Mapping[str, Any | Callable[[], Any]]) -> None:
         """Write a checkpoint of `round` in the background; waits only if the one before is still on its way.
@@ -108,8 +111,9 @@ class CheckpointWriter:
         except BaseException:
             shutil.rmtree(building, ignore_errors=True)
             raise
-        for _, old in checkpoints(self._folder.parent)[: -self._keep]:
-            _remove(old)
+        for written, old in checkpoints(self._folder.parent)[: -self._keep]:
+            if written != self._fork:
+                _remove(old)
 
 
 def checkpoints(run: RunDirectory | str | Path) -> list[tuple[int, Path]]:

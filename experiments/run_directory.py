@@ -278,6 +278,18 @@ class RunDirectory:
             self._add_environment(self._environment, round)
             self._environment = None
 
+    def adopt(self, other: Path, round: int) -> None:
+        """The rounds up to `round` of another, finished run in place of what is here."""
+        for file in (self._metrics, self._timings, self._events):
+            file.close()
+        for name in ("metrics.csv", "timings.csv", "events.jsonl", "clients.parquet", "assignments.parquet"):
+            if (other / name).exists():
+                shutil.copyfile(other / name, self.path / name)
+        for record in (other / "records").glob("*-*.parquet"):
+            if _round_of(record) <= round:
+                shutil.copyfile(record, self.path / "records" / record.name)
+        self.truncate(round)
+
     def finish(
         self,
         models: Mapping[str, npt.NDArray[Any]] | None = None,

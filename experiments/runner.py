@@ -93,7 +93,8 @@ class Drive:
     """The driver's side of a run.
 
     `place` is the part of a cluster that was reserved for this run already (a trial of a sweep), and `data` the
-    references to samples and labels that are in the object store already.
+    references to samples and labels that are in the object store already. `fork` is a round at which another run
+    begins, whose checkpoint is kept.
     """
 
     def __init__(
@@ -106,7 +107,9 @@ class Drive:
         *,
         place: Place | None = None,
         data: tuple[Any, Any] | None = None,
+        fork: int | None = None,
     ) -> None:
+        self.fork = fork
         self.config, self.run_directory, self.on_round, self.quiet = config, run, on_round, quiet
         self.place, self.data = place, data
         self._log: RoundLog | None = None
@@ -173,7 +176,7 @@ class Drive:
     ) -> Iterator[RoundReport]:
         config, run = self.config, self.run_directory
         wanted = config.checkpoint
-        writer = CheckpointWriter(run.path, wanted.every, wanted.keep, wanted.minutes)
+        writer = CheckpointWriter(run.path, wanted.every, wanted.keep, wanted.minutes, fork=self.fork)
         try:
             session = self._session(checkpoint, shrink)
         except BaseException:

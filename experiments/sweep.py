@@ -23,6 +23,7 @@ from experiments.storage import filesystem, is_address, join, local_copy, name_o
 from experiments.sweep_config import Sweep, Trial, with_label
 from experiments.sweep_directory import FAILED, FINISHED, OVER, RUNNING, STOPPED, SweepDirectory, absolute
 from experiments.sweep_view import SweepView
+from experiments.twins import twins
 from foundation.errors import UserError
 from foundation.settings import ExperimentSettings
 
@@ -112,10 +113,14 @@ def _one_after_the_other(directory: SweepDirectory, view: SweepView, command: st
     from experiments.sweep_trial import TrialRun, payload
 
     forget()  # files may have changed since an earlier sweep of this process
-    for trial in directory.sweep.trials():
+    trials = directory.sweep.trials()
+    pairs = twins(trials)
+    for trial in sorted(trials, key=lambda trial: trial.name in pairs):
         if directory.rows[trial.name].status in OVER:
             continue
-        given = payload(trial, directory.run_address(trial.name), command=command)
+        given = payload(
+            trial, directory.run_address(trial.name), command=command, **_kinship(directory, pairs, trial)
+        )
         run = TrialRun(**{key: value for key, value in given.items() if key != "trial"})
         directory.set(trial.name, RUNNING)
         view.started(trial.name)
@@ -129,6 +134,15 @@ def _one_after_the_other(directory: SweepDirectory, view: SweepView, command: st
                     break
         finally:
             run.close()
+
+
+def _kinship(directory: SweepDirectory, pairs: Mapping[str, str], trial: Trial) -> dict[str, Any]:
+    """Which trial's rounds a trial takes over, and whether its own are taken over."""
+    twin = pairs.get(trial.name)
+    return {
+        "twin": None if twin is None else directory.run_address(twin),
+        "fork": trial.name in pairs.values(),
+    }
 
 
 # On Ray Tune -------------------------------------------------------------------------------------------------
@@ -177,6 +191,7 @@ class TuneSweep:
         self.label = uuid.uuid4().hex[:8]
         self.nodes = live_nodes()
         self._begun: set[str] = set()  # trials that had a process
+        self._pairs = {} if self.sweep.tunes else twins(self.sweep.trials())
 
     def run(self) -> None:
         """Batch after batch: trials that compete with each other are one, plain grids are one altogether."""
@@ -193,7 +208,8 @@ class TuneSweep:
         """(combination, trials that are not over); with a scheduler those that are over are told again."""
         sweep = self.sweep
         if not sweep.tunes:
-            yield "", self._open(sweep.trials())
+            # Whoever takes over another one's rounds comes when those are there.
+            yield "", sorted(self._open(sweep.trials()), key=lambda trial: trial.name in self._pairs)
             return
         known = sweep.trials() if sweep.settings.sampler != "optuna" else _started(self.directory)
         by_seed = sweep.settings.scheduler == "pbt"  # a population shares one partition, hence one seed
@@ -289,6 +305,7 @@ class TuneSweep:
             replay=settings.scheduler in ("asha", "median"),
             ended=self.directory.rows[trial.name].status in OVER,
             command=self.command,
+            **_kinship(self.directory, self._pairs, trial),
         )
 
     def _study(self, label: str, trials: list[Trial]) -> Any:

@@ -26,6 +26,7 @@ from experiments.run_directory import RunDirectory, is_run, read_status
 from experiments.runner import Drive
 from experiments.storage import Mirror, join, name_of, read_text, sibling, writable
 from experiments.sweep_config import Trial, with_values
+from experiments.twins import fork_round, take_rounds
 from federated_data import Federation
 from foundation.errors import UserError
 from foundation.files import write_whole
@@ -57,6 +58,7 @@ class TrialRun:
     `actors` is how many client actors it has; none means that the clients live in this process. `label` names
     the sweep whose data this node shares. `watched`: every evaluation is told by itself, because something
     decides by it. `replay`: what an earlier process left is told again first; `ended`: and nothing after it.
+    `twin` is the address of a run that trains the same, `fork` whether one will begin with this one's rounds.
     """
 
     def __init__(
@@ -72,7 +74,10 @@ class TrialRun:
         replay: bool = False,
         ended: bool = False,
         command: str | None = None,
+        twin: str | None = None,
+        fork: bool = False,
     ) -> None:
+        self._twin, self._fork = twin, fork
         self.address, self.metric = address, metric
         self._settings, self._values = settings, dict(values)
         self._actors, self._label = actors, label
@@ -83,6 +88,7 @@ class TrialRun:
         self._mirror: Mirror | None = None
         self._old: list[dict[str, Any]] = []
         self._old_is_known = False  # Tune has been told of the rounds before
+        self._taken = 0  # rounds that were there when this process began
         self._last: dict[str, Any] = {}
         self.total = config_from_yaml(settings).rounds
 
@@ -185,6 +191,9 @@ class TrialRun:
             for note in [*notes, *federation.notes]:
                 run.note(0, note)
             write_examples(run, federation, config)
+        if self._twin is not None and not checkpoints(run):
+            take_rounds(run, config, self._twin)
+            known = bool(checkpoints(run)) or known
         self._rounds = self._drive(config, federation, data, run, known)
 
     def _drive(
@@ -197,8 +206,10 @@ class TrialRun:
             group = get_current_placement_group()
             assert group is not None, "a trial with actors has a placement group"
             place = Place(group, group.bundle_count - self._actors, self._actors)
-        drive = Drive(config, federation, run, quiet=True, place=place, data=data)
+        fork = fork_round(config) if self._fork else None
+        drive = Drive(config, federation, run, quiet=True, place=place, data=data, fork=fork)
         done, checkpoint = drive.last_checkpoint() if known else (0, None)
+        self._taken = done
         self._old = told_rows(run.path, self.metric) if known and not self._old_is_known else []
         return drive.rounds(done, checkpoint, resumed=known)
 
@@ -233,6 +244,7 @@ class TrialRun:
             **self._last,
             "training_iteration": self._last.get("round", 0),
             "rounds": self.total,
+            "taken": self._taken,
             "state": state,
             "reason": reason,
             "done": state != "running",

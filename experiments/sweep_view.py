@@ -44,13 +44,13 @@ class SweepView:
         self._live: Any = None
         self._figures: dict[str, dict[str, float]] = {}  # trial -> last figures
         self._share: dict[str, float] = {}  # trial -> part of its rounds that is done
-        self._earlier: set[str] = set()  # trials that were over when this process began
+        self._earlier: dict[str, float] = {}  # trial -> the part that was not done by this process
         self._begun: dict[str, float] = {}  # group -> when this process began with it
         self._began = self._last_line = clock()
 
     def __enter__(self) -> SweepView:
-        self._earlier = {name for name, row in self._rows.items() if row.status in OVER}
-        self._share = dict.fromkeys(self._earlier, 1.0)
+        self._earlier = {name: 1.0 for name, row in self._rows.items() if row.status in OVER}
+        self._share = dict(self._earlier)
         for name in self._earlier:
             if figures := last_figures(self._directory.run_address(name)):
                 self._figures[name] = figures
@@ -88,7 +88,9 @@ class SweepView:
 
     def update(self, trial: str, result: Mapping[str, Any]) -> None:
         """A trial has come further."""
-        self._share[trial] = result.get("round", 0) / max(result.get("rounds", 1), 1)
+        rounds = max(result.get("rounds", 1), 1)
+        self._share[trial] = result.get("round", 0) / rounds
+        self._earlier.setdefault(trial, result.get("taken", 0) / rounds)
         if result.get("shown"):
             self._figures[trial] = dict(result["shown"])
         if result.get("done"):
@@ -123,7 +125,7 @@ class SweepView:
         began = self._began if group is None else self._begun.get(group, self._began)
         planned = self._planned if group is None else len(members)
         done = sum(abs(self._share.get(name, 0.0)) for name in members)
-        gained = done - sum(name in self._earlier for name in members)
+        gained = done - sum(self._earlier.get(name, 0.0) for name in members)
         if gained <= 0:
             return ""
         return f"{duration((self._clock() - began) * max(planned - done, 0.0) / gained)} left"

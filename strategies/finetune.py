@@ -36,13 +36,20 @@ class Finetune(Addon):
     def due(self, base: Any) -> bool:
         """Whether this round's evaluation is one of those that make the final figure."""
         context = self.context
-        evaluated = {r for r in range(1, context.rounds + 1) if r % context.evaluate_every == 0} | {
-            context.rounds
-        }
-        return base.number in sorted(evaluated)[-context.evaluate_last :]
+        return base.number >= first_tuned_round(context.rounds, context.evaluate_every, context.evaluate_last)
 
     def prediction(self, base: Any, fleet: FleetView, prediction: Prediction) -> Prediction:
         return tuned(fleet, prediction) if self.due(base) else prediction
+
+
+def first_tuned_round(rounds: int, every: int, last: int) -> int:
+    """The first of the `last` evaluations, of which there is one every so many rounds and one at the end.
+
+    >>> first_tuned_round(100, 1, 3), first_tuned_round(100, 10, 3), first_tuned_round(25, 10, 2)
+    (98, 80, 20)
+    """
+    evaluated = {round for round in range(1, rounds + 1) if round % every == 0} | {rounds}
+    return sorted(evaluated)[-last:][0]
 
 
 def tuned(fleet: FleetView, prediction: Prediction) -> Prediction:

@@ -19,6 +19,8 @@ from ray.tune.schedulers import PopulationBasedTraining
 from actors.placement import Node
 from actors.reports import RoundReport
 from actors.session import ActorsLost, InProcessSession
+from experiments import open_run
+from experiments.checkpoints import checkpoints
 from experiments.run_directory import read_status
 from experiments.runner import run_experiment
 from experiments.storage import Mirror, join, local_copy, read_text, reading, remove_file, write_text
@@ -28,10 +30,11 @@ from experiments.sweep_dry import describe, seconds_per_round
 from experiments.sweep_search import scheduler_of
 from experiments.sweep_trial import TrialRun, payload, values_now
 from experiments.sweep_view import SweepView
+from experiments.twins import twins
 from foundation.errors import UserError
 from tests.support import killers
 from tests.support.experiments import config_of
-from tests.support.runs import assert_equal_runs
+from tests.support.runs import assert_equal_runs, events
 from tests.support.sweeps import assert_equal_sweeps, rows_of, sweep_of
 
 HERE = "fleet.backend=in_process"
@@ -51,6 +54,77 @@ def test_a_trial_is_the_run_that_it_would_be_alone(tmp_path: Path) -> None:
         resume_sweep(address, quiet=True)
     with pytest.raises(UserError, match="exists already; go on with it"):
         run_sweep(sweep, address, quiet=True)
+
+
+TUNED = ("sweep.methods=[ifca+cam+finetune,ifca+cam]", "rounds=9", "evaluation.every=2", "evaluation.last=2")
+
+
+def test_a_fine_tuned_trial_takes_over_the_rounds_of_the_one_that_trains_the_same(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, HERE, *TUNED, "checkpoint.every=4", "checkpoint.keep=1")
+    address = Path(run_sweep(sweep, str(tmp_path / "sweep"), quiet=True))
+    assert {row.status for row in read_rows(str(address))} == {"finished"}
+    tuned, plain = (address / "runs" / name for name in ("ifca+cam+finetune-seed0", "ifca+cam-seed0"))
+    # Evaluations after rounds 2, 4, 6, 8 and 9: the last two fine-tune, so both train the same until round 7.
+    seconds = [(run / "timings.csv").read_text().splitlines() for run in (tuned, plain)]
+    assert seconds[0][:8] == seconds[1][:8] and seconds[0][8] != seconds[1][8]
+    assert [round for round, _ in checkpoints(plain)] == [7, 9]
+    assert any(text.startswith("Rounds 1 to 7 are those of ifca+cam-seed0") for text in events(tuned))
+    changed = ("method=ifca+cam+finetune", *TUNED[1:])
+    alone = run_experiment(config_of(*changed, "seed=0"), tmp_path / "alone", quiet=True)
+    assert_equal_runs(tuned, alone)
+    assert sorted(path.name for path in (tuned / "records").iterdir()) == sorted(
+        path.name for path in (alone / "records").iterdir()
+    )
+    before, after = (open_run(run).metrics["micro_accuracy"].to_numpy() for run in (plain, tuned))
+    assert np.array_equal(before[:7], after[:7], equal_nan=True) and before[-1] != after[-1]
+
+
+def test_a_fine_tuned_trial_without_a_whole_twin_trains_by_itself(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, HERE, *TUNED, "checkpoint.every=4")
+    tuned, plain = sweep.trials()
+    alone = run_experiment(
+        config_of("method=ifca+cam+finetune", *TUNED[1:], "seed=0"), tmp_path / "alone", quiet=True
+    )
+
+    def finished(name: str) -> Path:
+        given = payload(tuned, str(tmp_path / name), twin=str(tmp_path / "plain"))
+        del given["trial"]
+        run = TrialRun(**given)
+        while not run.step()["done"]:
+            pass
+        assert_equal_runs(tmp_path / name, alone)
+        return tmp_path / name
+
+    given = payload(plain, str(tmp_path / "plain"), watched=True, fork=True)
+    del given["trial"]
+    twin = TrialRun(**given)
+    finished("no twin")
+    for _ in range(8):
+        twin.step()
+    assert not any("Rounds 1 to" in text for text in events(finished("twin under way")))
+    while not twin.step()["done"]:
+        pass
+    assert any("Rounds 1 to 7" in text for text in events(finished("twin finished")))
+    (damaged,) = (tmp_path / "plain/checkpoints/round-000007").glob("clients-*")
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert not any("Rounds 1 to" in text for text in events(finished("twin damaged")))
+
+
+def test_only_trials_that_differ_in_nothing_else_are_twins(tmp_path: Path) -> None:
+    sweep = sweep_of(
+        tmp_path,
+        HERE,
+        "sweep.methods=[fedavg,ifca+finetune,ifca]",
+        "sweep.grid={local.lr: [0.1, 0.2]}",
+        "sweep.seeds=[0,1]",
+    )
+    trials = {trial.name: trial for trial in sweep.trials()}
+    found = twins(trials.values())
+    assert len(found) == 4
+    for one, other in found.items():
+        assert (trials[one].config.method, trials[other].config.method) == ("ifca+finetune", "ifca")
+        assert trials[one].seed == trials[other].seed
+        assert trials[one].config.local.lr == trials[other].config.local.lr
 
 
 @pytest.fixture
@@ -92,6 +166,7 @@ def test_a_trial_that_is_closed_goes_on_where_it_was(tmp_path: Path) -> None:
     again = TrialRun(**given, metric=metric, watched=True, replay=True)
     replayed = [again.step() for _ in range(6)]
     assert [result["round"] for result in replayed] == [1, 2, 3, 4, 5, 6]
+    assert {result["taken"] for result in told} == {0} and {result["taken"] for result in replayed} == {2}
     assert [result[metric] for result in replayed[:3]] == [result[metric] for result in told]
     assert replayed[-1]["done"] and replayed[-1]["state"] == "finished"
     over = TrialRun(**given, metric=metric, watched=True, replay=True)
@@ -374,6 +449,19 @@ def test_the_view_of_a_resumed_sweep_knows_what_was_there(tmp_path: Path) -> Non
         view.update("ifca-seed1", {"round": 1, "rounds": 4, "shown": {"micro_accuracy": 0.7}})
         assert view.group_line("ifca") == ("1/2", "62%", "accuracy 0.6000 ± 0.1000")
         assert view.time_left() == view.time_left("ifca") == "1:30 left"
+    directory.close()
+
+
+def test_rounds_of_an_earlier_process_do_not_count_as_pace(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, HERE, "sweep.methods=[ifca]", "sweep.seeds=2")
+    directory, now = SweepDirectory.create(str(tmp_path / "sweep"), sweep), [0.0]
+    with SweepView(directory, quiet=True, clock=lambda: now[0]) as view:
+        view.started("ifca-seed0")
+        view.update("ifca-seed0", {"round": 50, "rounds": 100, "taken": 50})
+        assert view.time_left() == ""
+        now[0] = 60.0
+        view.update("ifca-seed0", {"round": 51, "rounds": 100, "taken": 50})
+        assert view.time_left() == "2:29:00 left"  # 149 rounds at a minute each
     directory.close()
 
 

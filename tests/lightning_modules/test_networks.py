@@ -16,7 +16,7 @@ from foundation.errors import UserError
 from foundation.randomness import seeded_torch
 from foundation.settings import ModelSettings
 from lightning_modules import networks, networks_base, networks_residual
-from lightning_modules.networks import NETWORKS, Network, default_network
+from lightning_modules.networks import NETWORKS, Network, default_network, pooled
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -343,3 +343,20 @@ def test_networks_need_nothing_but_torch(module):
     rooms = {name.split(".")[0] for name in imported}
     allowed = {"__future__", "collections", "math", "typing", "torch", "foundation", "lightning_modules"}
     assert rooms <= allowed | ({"torchvision"} if module is networks_residual else set())
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_pooling_before_the_relu_is_the_same_bits(channels_last: bool) -> None:
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    drawn = torch.randn(5, 6, 9, 10, generator=torch.Generator().manual_seed(0)).round(
+        decimals=1
+    )  # with ties
+    drawn[0, 0] = -1.0
+    drawn[0, 1] = 0.0
+    found = []
+    for pool in (pooled, lambda x: F.max_pool2d(F.relu(x), 2)):
+        x = drawn.clone(memory_format=order).requires_grad_()
+        y = pool(x)
+        (y * torch.arange(y.numel()).reshape(y.shape)).sum().backward()
+        found.append((y, x.grad))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
