@@ -23,7 +23,7 @@ from experiments.storage import filesystem, is_address, join, local_copy, name_o
 from experiments.sweep_config import Sweep, Trial, with_label
 from experiments.sweep_directory import FAILED, FINISHED, OVER, RUNNING, STOPPED, SweepDirectory, absolute
 from experiments.sweep_view import SweepView
-from experiments.twins import twins
+from experiments.twins import in_order, twins
 from foundation.errors import UserError
 from foundation.settings import ExperimentSettings
 
@@ -115,7 +115,7 @@ def _one_after_the_other(directory: SweepDirectory, view: SweepView, command: st
     forget()  # files may have changed since an earlier sweep of this process
     trials = directory.sweep.trials()
     pairs = twins(trials)
-    for trial in sorted(trials, key=lambda trial: trial.name in pairs):
+    for trial in in_order(trials, pairs):
         if directory.rows[trial.name].status in OVER:
             continue
         given = payload(
@@ -208,8 +208,7 @@ class TuneSweep:
         """(combination, trials that are not over); with a scheduler those that are over are told again."""
         sweep = self.sweep
         if not sweep.tunes:
-            # Whoever takes over another one's rounds comes when those are there.
-            yield "", sorted(self._open(sweep.trials()), key=lambda trial: trial.name in self._pairs)
+            yield "", self._open(in_order(sweep.trials(), self._pairs))
             return
         known = sweep.trials() if sweep.settings.sampler != "optuna" else _started(self.directory)
         by_seed = sweep.settings.scheduler == "pbt"  # a population shares one partition, hence one seed
@@ -248,7 +247,12 @@ class TuneSweep:
         # PBT takes no search algorithm: a population is a grid of its members.
         population = settings.scheduler == "pbt"
         members = [self._payload(trial, rooms) for trial in candidates] if population else []
-        queue = Queue(candidates, lambda trial: {"payload": self._payload(trial, rooms)}, study)
+        queue = Queue(
+            candidates,
+            lambda trial: {"payload": self._payload(trial, rooms)},
+            study,
+            may_begin=self._may_begin,
+        )
         slots = max(capacity(self.nodes, config.fleet), 1)
         environment = {**_TUNE, _PENDING: str(1 if study else slots + 1)}
         with _environment(environment), self._tune_folder() as (folder, system):
@@ -280,6 +284,11 @@ class TuneSweep:
                 tuner.fit()
         if any(self.directory.rows[name].status not in OVER for name in self._begun):
             raise KeyboardInterrupt  # Tune ended what it had started, and returned
+
+    def _may_begin(self, trial: Trial) -> bool:
+        """Whoever takes over another one's rounds comes when those are there."""
+        twin = self._pairs.get(trial.name)
+        return twin is None or self.directory.rows[twin].status in OVER
 
     def _payload(self, trial: Trial, rooms: Mapping[str, Room]) -> dict[str, Any]:
         from experiments.sweep_trial import payload, values_now

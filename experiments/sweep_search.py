@@ -113,10 +113,17 @@ class Median(MedianStoppingRule):
 
 
 class Queue(Searcher):
-    """Hands out trials that are known, in order, then those that a study suggests."""
+    """Hands out trials that are known, in order, as soon as they may begin; then those that a study suggests."""
 
-    def __init__(self, trials: Iterable[Trial], payload: Payload, study: Study | None = None) -> None:
+    def __init__(
+        self,
+        trials: Iterable[Trial],
+        payload: Payload,
+        study: Study | None = None,
+        may_begin: Callable[[Trial], bool] = lambda trial: True,
+    ) -> None:
         super().__init__()
+        self._may_begin = may_begin
         self._ready = deque(trials)
         self._payload, self._study = payload, study
         self._given: dict[str, Trial] = {}
@@ -133,7 +140,11 @@ class Queue(Searcher):
             self._ready.extend(self._study.next())
         if not self._ready:
             return Searcher.FINISHED
-        trial = self._given[trial_id] = self._ready.popleft()
+        trial = next((trial for trial in self._ready if self._may_begin(trial)), None)
+        if trial is None:
+            return None
+        self._ready.remove(trial)
+        self._given[trial_id] = trial
         return self._payload(trial)
 
     def on_trial_complete(

@@ -9,7 +9,7 @@ Whether it could, or had to train by itself, its files are the same.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from experiments.checkpoints import CheckpointWriter, checkpoints, load
@@ -37,6 +37,12 @@ def twins(trials: Iterable[Trial]) -> dict[str, str]:
         else:
             by_training[training] = trial.name
     return {name: by_training[training] for name, training in tuned if training in by_training}
+
+
+def in_order(trials: list[Trial], pairs: Mapping[str, str]) -> list[Trial]:
+    """The trials, each fine-tuned one right behind the one whose rounds it takes over."""
+    place = {trial.name: number for number, trial in enumerate(trials)}
+    return sorted(trials, key=lambda trial: (place[pairs.get(trial.name, trial.name)], trial.name in pairs))
 
 
 def fork_round(config: ExperimentSettings) -> int:

@@ -30,12 +30,16 @@ __all__ = ["NETWORKS", "Network", "default_network"]
 
 
 def pooled(x: Tensor) -> Tensor:
-    """2x2 max-pooling of the ReLU, as the papers write it; in this order it is the same bits, and faster.
+    """2x2 max-pooling of the ReLU, as the papers write it: the same bits, in less time.
 
-    Both are monotone, so they can be exchanged, gradients included; a forward pass of the CIFAR network takes a
-    third less time.
+    Both are monotone, so they can be exchanged, gradients included. Where no gradient is asked for, nobody needs to
+    know which of the four was the largest. A forward pass of the CIFAR network takes 30 to 45% less time.
     """
-    return F.relu(F.max_pool2d(x, 2))
+    if torch.is_grad_enabled():
+        return F.relu(F.max_pool2d(x, 2))
+    height, width = (size // 2 * 2 for size in x.shape[-2:])
+    rows = torch.maximum(x[..., 0:height:2, :width], x[..., 1:height:2, :width])
+    return F.relu(torch.maximum(rows[..., 0::2], rows[..., 1::2]))
 
 
 # -- Networks without convolutions: any shape of sample, flattened ----------------------------------------

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 import ray
 import torch
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import (
+    get_current_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from actors.devices import claim_device
 from actors.session import RaySession
@@ -52,6 +57,9 @@ def test_two_shares_of_two_fifths_on_each_device(ray_cluster: Path) -> None:
         # Five shares would fit into two devices together, but none may span both.
         assert Counter(str(device) for each in where for device in each["gpu_ids"]) == {"0": 2, "1": 2}
         assert {each["device"] for each in where} == {"cpu"}  # declared, not there
+        everybody = [*session.clients, session.server]
+        homes = [actor.__ray_call__.remote(lambda _: get_current_placement_group().id) for actor in everybody]
+        assert set(ray.get(homes)) == {session._group.id}
         assert ray.get(session.server.about.remote())["pid"] not in {each["pid"] for each in where}
         local = session_of(*settings)
         assert outcome(session, run(session, 2)) == outcome(local, run(local, 2))

@@ -270,13 +270,22 @@ def test_a_node_is_killed_and_the_run_goes_on_with_what_is_left(tmp_path: Path) 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "ifca", "local"])
 @pytest.mark.parametrize(
     "place",
-    ["training", "evaluation", "client-before-combine", "server-before-train", "client-before-commit"],
+    [
+        "training",
+        "losses",
+        "evaluation",
+        "client-before-combine",
+        "server-before-train",
+        "client-before-commit",
+    ],
 )
 def test_every_method_through_every_kill(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, place: str
 ) -> None:
     if (method, place) == ("local", "client-before-combine"):
         pytest.skip("nothing is averaged")
+    if place == "losses" and method != "ifca":
+        pytest.skip("it asks for no losses")
     monkeypatch.setattr(actors.ray_actors, "ServerActor", killers.MurderousServer)
     settings = (*SETTINGS, f"method={method}", "participation.fraction=0.75")
     killed = run_and_kill(tmp_path, place, 0, *settings, "fleet.actors=2")

@@ -27,10 +27,10 @@ from experiments.storage import Mirror, join, local_copy, read_text, reading, re
 from experiments.sweep import Room, TuneSweep, resume_sweep, room_for, run_sweep
 from experiments.sweep_directory import SweepDirectory, is_sweep, read_rows
 from experiments.sweep_dry import describe, seconds_per_round
-from experiments.sweep_search import scheduler_of
+from experiments.sweep_search import Queue, scheduler_of
 from experiments.sweep_trial import TrialRun, payload, values_now
 from experiments.sweep_view import SweepView
-from experiments.twins import twins
+from experiments.twins import in_order, twins
 from foundation.errors import UserError
 from tests.support import killers
 from tests.support.experiments import config_of
@@ -125,6 +125,26 @@ def test_only_trials_that_differ_in_nothing_else_are_twins(tmp_path: Path) -> No
         assert (trials[one].config.method, trials[other].config.method) == ("ifca+finetune", "ifca")
         assert trials[one].seed == trials[other].seed
         assert trials[one].config.local.lr == trials[other].config.local.lr
+
+
+def test_a_trial_is_handed_out_when_its_twin_is_over(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, HERE, "sweep.methods=[ifca+finetune,fedavg,ifca]")
+    pairs = twins(sweep.trials())
+    ordered = in_order(sweep.trials(), pairs)
+    assert [trial.config.method for trial in ordered] == ["fedavg", "ifca", "ifca+finetune"]
+    over: set[str] = set()
+    queue = Queue(
+        ordered,
+        lambda trial: {"name": trial.name},
+        may_begin=lambda trial: pairs.get(trial.name, "") in {*over, ""},
+    )
+    assert [queue.suggest(f"{n}") for n in range(3)] == [
+        {"name": "fedavg-seed0"},
+        {"name": "ifca-seed0"},
+        None,
+    ]
+    over.add("ifca-seed0")
+    assert queue.suggest("3") == {"name": "ifca+finetune-seed0"} and queue.suggest("4") == Queue.FINISHED
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def killed(typed: Sequence[str], log: Path, when: Callable[[], bool]) -> None:
 
 
 KILLED = (
-    "sweep.methods=[fedavg,ifca]",
+    "sweep.methods=[ifca+finetune,fedavg,ifca]",
     "sweep.seeds=[0,1]",
     "rounds=25",
     "checkpoint.every=4",
@@ -75,8 +75,11 @@ def test_a_sweep_killed_with_sigkill_is_resumed_to_the_same_bits(ray_cluster: Pa
     killed(typed, log, lambda: finished(address) >= 2 and checkpoint.exists())
     kept = {name: (address / row.run / "metrics.csv").stat().st_mtime_ns
             for name, row in rows_of(address).items() if row.status == "finished"}  # fmt: skip
-    assert 2 <= len(kept) < 4, log.read_text()
+    assert 2 <= len(kept) < 6, log.read_text()
     resume_sweep(str(address), quiet=True)
+    for seed in (0, 1):  # what a trial that trains the same had done was not done again
+        assert any(f"Rounds 1 to 22 are those of ifca-seed{seed}" in text
+                   for text in events(address / f"runs/ifca+finetune-seed{seed}"))  # fmt: skip
     assert all(
         (address / "runs" / name / "metrics.csv").stat().st_mtime_ns == at for name, at in kept.items()
     )

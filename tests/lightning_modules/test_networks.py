@@ -360,3 +360,10 @@ def test_pooling_before_the_relu_is_the_same_bits(channels_last: bool) -> None:
         (y * torch.arange(y.numel()).reshape(y.shape)).sum().backward()
         found.append((y, x.grad))
     assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+    for odd in (drawn, drawn[..., :9], drawn[..., :8, :]):
+        with torch.no_grad():
+            x = odd.clone(memory_format=order)
+            assert torch.equal(pooled(x), F.max_pool2d(F.relu(x), 2))
+    drawn[1, 1, 3, 3] = math.nan
+    with torch.no_grad():
+        assert pooled(drawn).isnan().sum() == 1

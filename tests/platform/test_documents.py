@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform.launch
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,9 @@ def commands(kind: str = "sh") -> list[tuple[str, str]]:
                 (document, re.sub(r"\s+#.*", "", line).strip() if kind == "sh" else line) for line in lines
             ]
         if kind == "sh":
-            found += [(document, line) for line in re.findall(r"`(python -m [^`\n]+)`", text)]
+            found += [
+                (document, line) for line in re.findall(r"`((?:python -m |ray get-auth)[^`\n]+)`", text)
+            ]
     return [(document, line) for document, line in found if line]
 
 
@@ -61,7 +64,8 @@ def smaller(arguments: list[str], storage: Path) -> list[str]:
 
 
 def test_no_kind_of_command_is_left_out():
-    known = (DOOR, STANDARD, BENCHMARKS, "make", "ray job submit", "ray start --head", "export RAY_AUTH_MODE")
+    known = (DOOR, STANDARD, BENCHMARKS, "make", "ray job submit", "ray start --head", "ray get-auth-token",
+             "export RAY_AUTH_MODE")  # fmt: skip
     assert [line for _, line in commands() if not line.startswith(known)] == []
     assert ("README.md", f"{BENCHMARKS} partition") in commands()  # which stands in a sentence
     assert {line for _, line in commands() if line.startswith("make")} >= {"make run", "make test"}
@@ -86,6 +90,31 @@ def test_benchmarks_exist(line, tmp_path, monkeypatch, capsys):
     if arguments.name in QUICK:
         assert benchmarks.__main__.main() == 0
         assert "limit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", of("ray get-auth-token"))
+def test_a_token_is_made(line, tmp_path, monkeypatch):
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where Ray keeps it
+    ray = Path(sys.executable).with_name("ray")
+    done = subprocess.run([ray, *line.split()[1:]], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"[0-9a-f]{64}", done.stdout.strip())
+    assert (tmp_path / ".ray/auth_token").read_text() == done.stdout.strip()
+
+
+@pytest.mark.full
+def test_make_run_ends_in_a_table_and_a_report():
+    made = set(ROOT.glob("runs/*"))
+    done = subprocess.run(["make", "run"], cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    (sweep,) = set(ROOT.glob("runs/*")) - made
+    try:
+        assert all(method in done.stdout for method in ("FedAvg", "IFCA", "WeCFL", "IFCA+CAM", "FeSEM+CAM"))
+        assert str(sweep.name) in done.stdout and {row.status for row in read_rows(sweep)} == {"finished"}
+        assert (sweep / "report/report.html").is_file()
+    finally:
+        shutil.rmtree(sweep)
 
 
 def test_the_standard_module_still_answers():

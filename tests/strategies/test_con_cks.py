@@ -303,6 +303,25 @@ def test_one_round_of_contrasted_representations_by_hand():
     ]
 
 
+def test_one_round_of_con_and_cks_together_by_hand():
+    # y = w2 ReLU(w1 x + b1) + b2: the first layer is the backbone, the second the head. Both fit their data.
+    model = ModelSettings(name="mlp", hidden=[1], head=["fc2"])
+    fleet = scalar_fleet([[(1.0, 1.0)], [(1.0, 1.0)]], lr=0.1, model=model)
+    options = {"con": CONOptions(form="para", mu=2.0, tau=1.0), "cks": CKSOptions(lam=0.5)}
+    strategy = strategy_of("fesem+con+cks", fleet, clusters=2, rounds=4, options=options)
+    strategy.clusters = Models(np.float32([[1.0, 0.0, 1.0, 0.0], [3.0, 0.0, 0.0, 1.0]]))
+    strategy.assignment = np.array([0, 1])
+    strategy.run_round(fleet, 1)
+    # Backbone: to the mean (2, 0) by 0.1 * 0.5 of the way. Head: pushed off as in `test_one_round_of_con_by_hand`,
+    # and not pulled to its mean.
+    step = 0.2 / (1 + np.e)
+    assert strategy.assignment.tolist() == [0, 1]
+    assert strategy.clusters.values.tolist() == [
+        pytest.approx([1.05, 0.0, 1.0, -step], rel=1e-5),
+        pytest.approx([2.95, 0.0, -step, 1.0], rel=1e-5),
+    ]
+
+
 def test_the_local_objective_has_the_gradient_that_finite_differences_say():
     torch.manual_seed(0)
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 1, 0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import ray
 import torch
 from torch import Tensor
 
+import actors.block
 from actors.ray_actors import RayFleet, ServerActor
 from actors.server import Server, ServerSetup
 from foundation.settings import LocalSettings, ModelSettings
@@ -79,8 +81,21 @@ class MortalModule(FederatedModule):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and not torch.is_grad_enabled():
-            _visit("evaluation")
+            _visit(_asked_for())
         return super().forward(x)
+
+
+def _asked_for() -> str:
+    """Which pass over its samples a client is in: `evaluation`, or the `losses` that a method asked for."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == actors.block.__file__ and frame.f_code.co_name in (
+            "losses",
+            "evaluate",
+        ):
+            return "losses" if frame.f_code.co_name == "losses" else "evaluation"
+        frame = frame.f_back
+    return "forward"
 
 
 class MurderousFleet(RayFleet):
