@@ -23,6 +23,7 @@ from experiments.progress import duration
 from experiments.sweep import Room, live_nodes, room_for
 from experiments.sweep_config import Sweep
 from experiments.sweep_directory import sweep_address
+from experiments.twins import fork_round, twins
 from foundation.settings import ExperimentSettings
 
 CALIBRATED = 20  # combinations that are tried; the others are taken for their mean
@@ -126,8 +127,12 @@ def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str
             ),
         ]
     mean = sum(measured.values()) / len(measured)
+    pairs = {} if sweep.tunes else twins(sweep.trials())
+    begun = {trial.combination for trial in sweep.trials() if trial.name in pairs}
     per_trial = {
-        label: measured.get(label, mean) * config.rounds / max(rooms[label].actors, 1)
+        label: measured.get(label, mean)
+        * (config.rounds - fork_round(config) * (label in begun))
+        / max(rooms[label].actors, 1)
         for label, config in sweep.combinations.items()
     }
     each = sum(per_trial.values()) / len(per_trial)

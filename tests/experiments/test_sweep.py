@@ -524,6 +524,14 @@ def test_a_dry_run_says_trials_resources_and_time(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # nothing was written
 
 
+def test_a_dry_run_counts_what_two_trials_share_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.sweep_dry.seconds_per_round", lambda config, limit: 1.0)
+    for methods, seconds in {"[ifca]": 6 + 20, "[ifca,ifca+finetune]": 6 + 20 + 3}.items():
+        sweep = sweep_of(tmp_path, HERE, f"sweep.methods={methods}", "rounds=20")
+        *_, (_, rows) = describe(sweep)
+        assert dict(rows)["the sweep"] == f"about {seconds} s"
+
+
 def test_calibration_counts_evaluations_as_often_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round of four clients takes 10 s, 20 s where both parts of CAM train; an evaluation 4 more."""
     now, limit = [0.0], 1000.0
