@@ -1,6 +1,6 @@
 """`python -m benchmarks [NAME] [--rounds N] [--json FILE]`: each benchmark in a process of its own.
 
-Exits with 1 if a limit was missed. A miniature has no limits, nor have `claims` and `collapse`, which compare methods.
+Exits with 1 if a limit was missed. A miniature has no limits, nor have `claims`, `collapse` and `mixtures`, which compare methods.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ NAMES = (
     "mapped",
     "claims",
     "collapse",
+    "mixtures",
     "sweep",
     "report",
 )

@@ -1,8 +1,8 @@
-"""The runs behind results/cam-claims.md, on very little work."""
+"""The runs behind results/cam-claims.md and results/mixture-weights.md, on very little work."""
 
 import numpy as np
 
-from benchmarks import collapse
+from benchmarks import collapse, mixtures
 from benchmarks.claims import METHODS, outcome, report, with_outliers
 from tests.support.experiments import plan_of
 
@@ -38,3 +38,15 @@ def test_the_table_of_the_collapse_has_a_line_for_every_method_and_common_part(m
     lines = collapse.report(collapse.run(None, miniature=True)).splitlines()
     for method in collapse.METHODS:
         assert sum(line.startswith(f"{method}  ") for line in lines) == 2
+
+
+def test_estimated_weights_are_compared_with_the_true_shares(monkeypatch):
+    monkeypatch.setattr(mixtures, "SPLITS", ("10:90",))
+    result = mixtures.run(1, miniature=True)
+    assert [row["larger"] for row in result["rows"]] == [[0.9], [0.9]]
+    lines = mixtures.report(result).splitlines()
+    for method in mixtures.METHODS:
+        assert sum(line.split()[:2] == ["10:90", method] for line in lines) == 1
+    truth = np.array([[0.1, 0.9], [0.9, 0.1]])
+    assert mixtures.error(truth[:, ::-1], truth) == (0.0, 0.9)  # whichever is called first
+    assert np.allclose(mixtures.error(np.full((2, 2), 0.5), truth), (0.4, 0.5))
