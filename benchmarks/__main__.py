@@ -1,6 +1,7 @@
 """`python -m benchmarks [NAME] [--rounds N] [--json FILE]`: each benchmark in a process of its own.
 
-Exits with 1 if a limit was missed. A miniature has no limits, nor have `claims`, `collapse` and `mixtures`, which compare methods.
+Exits with 1 if a limit was missed. A miniature has no limits, nor have `claims`, `collapse` and `mixtures`, which
+compare methods.
 """
 
 from __future__ import annotations
