@@ -29,8 +29,8 @@ test-fast: $(READY)  ## Run the tests that need no Ray cluster
 
 check: lint types test  ## What CI runs: lint, types, tests
 
-check-all: lint types $(READY)  ## Everything, with the full matrix of layouts and kills
-	$(PY) -m pytest -o addopts="--strict-markers --strict-config --import-mode=importlib --doctest-modules -ra --timeout=1800"
+check-all: check  ## Everything: also the full matrix of layouts and kills, and every table's small twin
+	$(PY) -m pytest -m full --timeout=1800
 
 lint: $(READY)  ## Lint and format check
 	$(VENV)/bin/ruff check .
