@@ -36,13 +36,14 @@ from experiments.environment import environment_differences
 from experiments.growing_files import CsvFile, EventsFile, LongTable, write_rounds
 from experiments.trees import write_arrays
 from foundation.errors import UserError
-from foundation.files import sync_folder, write_whole
+from foundation.files import complete_lines, sync_folder, whole_file, write_whole
 
 if TYPE_CHECKING:
     from actors.reports import RoundReport
     from federated_data import Federation
 
 _MODEL_FORMAT = "archipelago-model-1"
+_TABLES = ("metrics.csv", "timings.csv", "events.jsonl", "clients.parquet", "assignments.parquet")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -279,16 +280,30 @@ class RunDirectory:
             self._environment = None
 
     def adopt(self, other: Path, round: int) -> None:
-        """The rounds up to `round` of another, finished run in place of what is here."""
+        """The rounds up to `round` of another, finished run in place of what is here.
+
+        Where that one is damaged: a `UserError`, and this run is as before its first round.
+        """
         for file in (self._metrics, self._timings, self._events):
             file.close()
-        for name in ("metrics.csv", "timings.csv", "events.jsonl", "clients.parquet", "assignments.parquet"):
-            if (other / name).exists():
-                shutil.copyfile(other / name, self.path / name)
-        for record in (other / "records").glob("*-*.parquet"):
-            if _round_of(record) <= round:
-                shutil.copyfile(record, self.path / "records" / record.name)
-        self.truncate(round)
+        events = complete_lines(self.path / "events.jsonl")
+        try:
+            for name in _TABLES:
+                _copy(other / name, self.path / name)
+            for record in (other / "records").glob("*-*.parquet"):
+                if _round_of(record) <= round:
+                    _copy(record, self.path / "records" / record.name)
+            if (other / "tensorboard").is_dir():  # what is later is purged by its own logger
+                shutil.copytree(other / "tensorboard", self.path / "tensorboard", dirs_exist_ok=True)
+            self.truncate(round)
+        except (UserError, ValueError, OSError) as error:
+            for name in _TABLES:
+                (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.path / "parts", ignore_errors=True)
+            if events:
+                write_whole(self.path / "events.jsonl", events)
+            self.truncate(0)
+            raise UserError(f"The rounds of {other} cannot be taken over: {error}") from error
 
     def finish(
         self,
@@ -456,6 +471,15 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Make a file as another one is, whole or not at all; that one may not be there."""
+    if not source.exists():
+        target.unlink(missing_ok=True)
+    else:
+        with source.open("rb") as given, whole_file(target, durable=False) as file:
+            shutil.copyfileobj(given, file)
 
 
 def _round_of(path: Path) -> int:

@@ -168,9 +168,11 @@ class TrialRun:
             shutil.rmtree(path, ignore_errors=True)
         if known and (self._ended or read_status(path).state == "finished"):
             self._old = told_rows(path, self.metric)
+            self._taken = self.total
             self._rounds = iter(())
             return
         notes: list[str] = []
+        adopted = False
         if known:
             config = _scheduled(path, config)
         elif config.choose_clusters:
@@ -192,9 +194,10 @@ class TrialRun:
                 run.note(0, note)
             write_examples(run, federation, config)
         if self._twin is not None and not checkpoints(run):
-            take_rounds(run, config, self._twin)
-            known = bool(checkpoints(run)) or known
-        self._rounds = self._drive(config, federation, data, run, known)
+            adopted = take_rounds(run, config, self._twin)
+        self._rounds = self._drive(config, federation, data, run, known or adopted)
+        if adopted:
+            self._taken = 0  # nobody spends time on them: to the view they are as good as done now
 
     def _drive(
         self, config: ExperimentSettings, federation: Federation, data: Any, run: RunDirectory, known: bool

@@ -3,16 +3,19 @@
 `fesem+cam+finetune` differs from `fesem+cam` in nothing before the first evaluation that fine-tunes (thesis 7.4.4:
 the base never sees the fine-tuned models). A sweep that has both, with the same settings and seed, runs the plain
 one first; the fine-tuned one takes over its rounds up to the fork, and goes on from there as a resumed run does.
-Whether it could, or had to train by itself, its files are the same.
+Whether it could, or had to train by itself, its figures, tables and models are the same bits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from experiments.checkpoints import CheckpointWriter, checkpoints, load
+from experiments.environment import environment_differences
 from experiments.run_directory import RunDirectory, is_run, read_status
 from experiments.storage import is_address, name_of, reading
 from experiments.sweep_config import Trial
@@ -28,7 +31,10 @@ def twins(trials: Iterable[Trial]) -> dict[str, str]:
     by_training: dict[str, str] = {}
     tuned: list[tuple[str, str]] = []
     for trial in trials:
-        if trial.config.choose_clusters:  # every method chooses for itself
+        config = trial.config
+        if (
+            config.choose_clusters or config.ensemble or not fork_round(config)
+        ):  # each for itself, or nothing to share
             continue
         method = trial.config.method
         training = repr(dataclasses.replace(trial.config, method=method.removesuffix(_ENDING), name=None))
@@ -50,37 +56,41 @@ def fork_round(config: ExperimentSettings) -> int:
     return first_tuned_round(config.rounds, config.evaluation.every, config.evaluation.last) - 1
 
 
-def take_rounds(run: RunDirectory, config: ExperimentSettings, twin: str) -> None:
+def take_rounds(run: RunDirectory, config: ExperimentSettings, twin: str) -> bool:
     """Begin a run with its twin's rounds up to the fork, as far as there is a checkpoint of a finished twin.
 
     The checkpoint is written last: a kill before that leaves a run that begins with its first round.
     """
     if not is_address(twin) and not is_run(Path(twin)):
-        return
-    try:
-        with reading(twin) as path:
-            done = _take(run, path, fork_round(config)) if read_status(path).state == "finished" else 0
-    except UserError:  # nothing there, or damaged: nothing to take
-        return
-    if done:
-        run.note(done, f"Rounds 1 to {done} are those of {name_of(twin)}, which trains the same until then.")
+        return False
+    with contextlib.ExitStack() as stack:
+        try:
+            path = stack.enter_context(reading(twin))
+            finished = read_status(path).state == "finished"
+        except (UserError, OSError):  # nothing there, or out of reach
+            return False
+        return finished and _take(run, path, fork_round(config), name_of(twin))
 
 
-def _take(run: RunDirectory, twin: Path, fork: int) -> int:
+def _take(run: RunDirectory, twin: Path, fork: int, name: str) -> bool:
     for done, folder in reversed(checkpoints(twin)):
         if done > fork:
             continue
         try:
             parts = load(folder)
-        except UserError:  # damaged: an older one may be whole
+            theirs, ours = (json.loads((each / "environment.json").read_text()) for each in (twin, run.path))
+            run.adopt(twin, done)
+        except (UserError, ValueError, FileNotFoundError):  # damaged: an older checkpoint may be whole
             continue
+        run.note(done, f"Rounds 1 to {done} are those of {name}, which trains the same until then.")
+        for difference in environment_differences(theirs, ours):
+            run.note(done, difference)
         parts["server"]["addons"].append({})  # fine-tuning comes last, and keeps nothing
-        run.adopt(twin, done)
         writer = CheckpointWriter(run, every=1, keep=1)
         try:
             writer.submit(done, parts)
             writer.close()
         finally:
             writer.abandon()
-        return done
-    return 0
+        return True
+    return False

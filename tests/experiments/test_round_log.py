@@ -9,7 +9,10 @@ import pytest
 
 from experiments import open_run
 from experiments.runner import resume, run_experiment
+from experiments.sweep import run_sweep
 from tests.support.experiments import config_of
+from tests.support.runs import events
+from tests.support.sweeps import sweep_of
 
 
 def scalars(run: Path, name: str) -> dict[int, float]:
@@ -49,6 +52,22 @@ def test_every_round_is_logged_once_after_a_stop_too(tmp_path: Path) -> None:
     )
     assert set(scalars(path, "seconds/round")) == {1, 2, 3, 4}
     assert set(scalars(path, "cluster_size/0")) == {1, 2, 3, 4}
+
+
+def test_rounds_that_were_taken_over_are_in_the_log(tmp_path: Path) -> None:
+    wanted = (
+        "sweep.methods=[ifca,ifca+finetune]",
+        "tensorboard=true",
+        "rounds=6",
+        "fleet.backend=in_process",
+    )
+    run_sweep(sweep_of(tmp_path, *wanted), str(tmp_path / "sweep"), quiet=True)
+    path = tmp_path / "sweep/runs/ifca+finetune-seed0"
+    metrics = open_run(path).metrics
+    assert any("Rounds 1 to 3 are those" in text for text in events(path))
+    assert scalars(path, "micro_accuracy") == pytest.approx(
+        dict(zip(metrics["round"], metrics["micro_accuracy"], strict=True))
+    )
 
 
 def test_nothing_is_logged_unless_it_is_asked_for(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_a_trial_is_the_run_that_it_would_be_alone(tmp_path: Path) -> None:
         run_sweep(sweep, address, quiet=True)
 
 
+TABLES = ("metrics.csv", "timings.csv", "events.jsonl", "clients.parquet", "assignments.parquet")
 TUNED = ("sweep.methods=[ifca+cam+finetune,ifca+cam]", "rounds=9", "evaluation.every=2", "evaluation.last=2")
 
 
@@ -72,9 +73,10 @@ def test_a_fine_tuned_trial_takes_over_the_rounds_of_the_one_that_trains_the_sam
     changed = ("method=ifca+cam+finetune", *TUNED[1:])
     alone = run_experiment(config_of(*changed, "seed=0"), tmp_path / "alone", quiet=True)
     assert_equal_runs(tuned, alone)
-    assert sorted(path.name for path in (tuned / "records").iterdir()) == sorted(
-        path.name for path in (alone / "records").iterdir()
-    )
+    records = [
+        {path.name: path.read_bytes() for path in (run / "records").iterdir()} for run in (tuned, alone)
+    ]
+    assert records[0] == records[1] and len(records[0]) > 4
     before, after = (open_run(run).metrics["micro_accuracy"].to_numpy() for run in (plain, tuned))
     assert np.array_equal(before[:7], after[:7], equal_nan=True) and before[-1] != after[-1]
 
@@ -105,9 +107,45 @@ def test_a_fine_tuned_trial_without_a_whole_twin_trains_by_itself(tmp_path: Path
     while not twin.step()["done"]:
         pass
     assert any("Rounds 1 to 7" in text for text in events(finished("twin finished")))
-    (damaged,) = (tmp_path / "plain/checkpoints/round-000007").glob("clients-*")
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    assert not any("Rounds 1 to" in text for text in events(finished("twin damaged")))
+    (checkpoint,) = (tmp_path / "plain/checkpoints/round-000007").glob("clients-*")
+    for damaged in (checkpoint, *(tmp_path / "plain" / name for name in TABLES)):
+        whole = damaged.read_bytes() if damaged.exists() else b""
+        damaged.write_bytes(whole[: len(whole) // 2] + b"\n,\n")
+        assert not any("Rounds 1 to" in text for text in events(finished(f"damaged {damaged.name}")))
+        damaged.write_bytes(whole)
+
+
+def test_a_kill_while_rounds_are_taken_over_is_made_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = sweep_of(tmp_path, HERE, *TUNED)
+    tuned, plain = (payload(trial, str(tmp_path / trial.name)) for trial in sweep.trials())
+    del tuned["trial"], plain["trial"]
+    ends = TrialRun(**plain, fork=True)
+    while not ends.step()["done"]:
+        pass
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    for place in (
+        "experiments.twins.CheckpointWriter.submit",
+        "experiments.run_directory.RunDirectory.truncate",
+    ):
+        first = TrialRun(**tuned, twin=plain["address"])
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(place, die)
+            first.step()
+        first.close()  # the lock would die with its process
+    again = TrialRun(**tuned, twin=plain["address"])
+    while not again.step()["done"]:
+        pass
+    assert sum("Rounds 1 to 7 " in text for text in events(Path(tuned["address"]))) == 1
+    alone = config_of("method=ifca+cam+finetune", *TUNED[1:], "seed=0")
+    assert_equal_runs(Path(tuned["address"]), run_experiment(alone, tmp_path / "alone", quiet=True))
 
 
 def test_only_trials_that_differ_in_nothing_else_are_twins(tmp_path: Path) -> None:

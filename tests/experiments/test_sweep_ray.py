@@ -30,6 +30,7 @@ from experiments.storage import join, local_copy
 from experiments.sweep import TuneSweep, resume_sweep, run_sweep
 from experiments.sweep_trial import TrialRun
 from tests.support.clusters import ROOT
+from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs, events
 from tests.support.s3 import s3_server
 from tests.support.sweeps import assert_equal_sweeps, rows_of, settings_of, sweep_of
@@ -87,6 +88,10 @@ def test_a_sweep_killed_with_sigkill_is_resumed_to_the_same_bits(ray_cluster: Pa
         sweep_of(tmp_path, *KILLED, "fleet.backend=in_process"), str(tmp_path / "whole"), quiet=True
     )
     assert_equal_sweeps(address, undisturbed)
+    alone = config_of("method=ifca+finetune", "seed=1", *KILLED[2:4])
+    assert_equal_runs(
+        address / "runs/ifca+finetune-seed1", run_experiment(alone, tmp_path / "alone", quiet=True)
+    )
 
 
 @pytest.mark.full
@@ -107,7 +112,9 @@ def test_a_killed_sweep_in_an_object_store_goes_on_from_there(ray_cluster: Path,
         resume_sweep(address, quiet=True)
         whole = sweep_of(tmp_path, *KILLED, "fleet.backend=in_process")
         undisturbed = run_sweep(whole, str(tmp_path / "whole"), quiet=True)
-        assert_equal_sweeps(local_copy(address), undisturbed)
+        found = local_copy(address)
+        assert_equal_sweeps(found, undisturbed)
+        assert any("Rounds 1 to 22 are those" in text for text in events(found / "runs/ifca+finetune-seed1"))
 
 
 @pytest.mark.full
