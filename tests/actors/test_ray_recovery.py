@@ -266,26 +266,21 @@ def test_a_node_is_killed_and_the_run_goes_on_with_what_is_left(tmp_path: Path) 
     assert_equal_runs(run, undisturbed(tmp_path, *settings))
 
 
+PLACES = ("training", "evaluation", "server-before-train", "client-before-commit")
+KILLS = [
+    *((place, method) for place in PLACES for method in ("fedavg", "fedprox", "ifca", "local")),
+    *(
+        ("client-before-combine", method) for method in ("fedavg", "fedprox", "ifca")
+    ),  # local averages nothing
+    ("losses", "ifca"),  # nobody else asks for them
+]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "ifca", "local"])
-@pytest.mark.parametrize(
-    "place",
-    [
-        "training",
-        "losses",
-        "evaluation",
-        "client-before-combine",
-        "server-before-train",
-        "client-before-commit",
-    ],
-)
+@pytest.mark.parametrize(("place", "method"), KILLS)
 def test_every_method_through_every_kill(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, place: str
 ) -> None:
-    if (method, place) == ("local", "client-before-combine"):
-        pytest.skip("nothing is averaged")
-    if place == "losses" and method != "ifca":
-        pytest.skip("it asks for no losses")
     monkeypatch.setattr(actors.ray_actors, "ServerActor", killers.MurderousServer)
     settings = (*SETTINGS, f"method={method}", "participation.fraction=0.75")
     killed = run_and_kill(tmp_path, place, 0, *settings, "fleet.actors=2")
