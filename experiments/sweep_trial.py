@@ -88,7 +88,7 @@ class TrialRun:
         self._mirror: Mirror | None = None
         self._old: list[dict[str, Any]] = []
         self._old_is_known = False  # Tune has been told of the rounds before
-        self._taken = 0  # rounds that were there when this process began
+        self._taken = 0  # rounds that this process did not train: of an earlier one, or of a twin
         self._last: dict[str, Any] = {}
         self.total = config_from_yaml(settings).rounds
 
@@ -196,8 +196,6 @@ class TrialRun:
         if self._twin is not None and not checkpoints(run):
             adopted = take_rounds(run, config, self._twin)
         self._rounds = self._drive(config, federation, data, run, known or adopted)
-        if adopted:
-            self._taken = 0  # nobody spends time on them: to the view they are as good as done now
 
     def _drive(
         self, config: ExperimentSettings, federation: Federation, data: Any, run: RunDirectory, known: bool

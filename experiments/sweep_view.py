@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from experiments.progress import duration, is_terminal
 from experiments.storage import join, read_text
 from experiments.sweep_directory import FAILED, OVER, RUNNING, Row, SweepDirectory
+from experiments.twins import shared_rounds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,6 +46,7 @@ class SweepView:
         self._figures: dict[str, dict[str, float]] = {}  # trial -> last figures
         self._share: dict[str, float] = {}  # trial -> part of its rounds that is done
         self._earlier: dict[str, float] = {}  # trial -> the part that was not done by this process
+        self._shared = shared_rounds(directory.sweep)  # trial -> the part that it will take over from another one
         self._begun: dict[str, float] = {}  # group -> when this process began with it
         self._began = self._last_line = clock()
 
@@ -104,6 +106,7 @@ class SweepView:
         if self._share.get(trial) == -1.0:
             return
         self._share[trial] = -1.0  # counts as whole, and is told once
+        self._earlier.setdefault(trial, 0.0)
         row = self._rows[trial]
         if row.status == FAILED:
             self.note(f"{trial} failed: {row.reason}")
@@ -123,12 +126,14 @@ class SweepView:
         """How long the rest of the sweep, or of a group, takes at its pace so far; empty before anything is done."""
         members = [name for name, row in self._rows.items() if group is None or row.group == group]
         began = self._began if group is None else self._begun.get(group, self._began)
-        planned = self._planned if group is None else len(members)
-        done = sum(abs(self._share.get(name, 0.0)) for name in members)
-        gained = done - sum(self._earlier.get(name, 0.0) for name in members)
+        unnamed = max(self._planned - len(members), 0) if group is None else 0  # points of a sampler to come
+        heard = [name for name in members if name in self._earlier]
+        rest = sum(1 - abs(self._share[name]) for name in heard)
+        rest += sum(1 - self._shared.get(name, 0.0) for name in members if name not in self._earlier)
+        gained = sum(abs(self._share[name]) - self._earlier[name] for name in heard)
         if gained <= 0:
             return ""
-        return f"{duration((self._clock() - began) * max(planned - done, 0.0) / gained)} left"
+        return f"{duration((self._clock() - began) * (rest + unnamed) / gained)} left"
 
     def group_line(self, group: str) -> tuple[str, str, str]:
         """(how many of a group's trials are over, how much of all their rounds is done, its figures so far)."""

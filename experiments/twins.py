@@ -18,7 +18,7 @@ from experiments.checkpoints import CheckpointWriter, checkpoints, load
 from experiments.environment import environment_differences
 from experiments.run_directory import RunDirectory, is_run, read_status
 from experiments.storage import is_address, name_of, reading
-from experiments.sweep_config import Trial
+from experiments.sweep_config import Sweep, Trial
 from foundation.errors import UserError
 from foundation.settings import ExperimentSettings
 from strategies.finetune import first_tuned_round
@@ -54,6 +54,15 @@ def in_order(trials: list[Trial], pairs: Mapping[str, str]) -> list[Trial]:
 def fork_round(config: ExperimentSettings) -> int:
     """The last round after which a run and its fine-tuned twin have the same files."""
     return first_tuned_round(config.rounds, config.evaluation.every, config.evaluation.last) - 1
+
+
+def shared_rounds(sweep: Sweep) -> dict[str, float]:
+    """For each trial that takes rounds over, which part of its rounds they are."""
+    if sweep.tunes:
+        return {}
+    trials = sweep.trials()
+    pairs = twins(trials)
+    return {t.name: fork_round(t.config) / t.config.rounds for t in trials if t.name in pairs}
 
 
 def take_rounds(run: RunDirectory, config: ExperimentSettings, twin: str) -> bool:

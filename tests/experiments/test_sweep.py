@@ -523,6 +523,22 @@ def test_rounds_of_an_earlier_process_do_not_count_as_pace(tmp_path: Path) -> No
     directory.close()
 
 
+def test_rounds_of_a_twin_count_neither_as_pace_nor_as_work_to_come(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, HERE, "sweep.methods=[ifca,ifca+finetune,fedavg]", "rounds=100")
+    directory, now = SweepDirectory.create(str(tmp_path / "sweep"), sweep), [0.0]
+    with SweepView(directory, quiet=True, clock=lambda: now[0]) as view:
+        view.started("ifca-seed0")
+        now[0] = 50.0
+        view.update("ifca-seed0", {"round": 50, "rounds": 100, "taken": 0})
+        assert view.time_left() == "2:33 left"  # 50 + 3 + 100 rounds at a second each
+        now[0] = 100.0
+        view.update("ifca-seed0", {"round": 100, "rounds": 100, "taken": 0, "done": True})
+        view.started("ifca+finetune-seed0")
+        view.update("ifca+finetune-seed0", {"round": 97, "rounds": 100, "taken": 97})
+        assert view.time_left() == "1:43 left"
+    directory.close()
+
+
 def test_a_sweep_that_was_refused_leaves_its_name_free(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, HERE, "method=ifca", "sweep.seeds=2")
     for place in (str(tmp_path / "sweep"), (tmp_path / "store/sweep").as_uri()):
