@@ -81,6 +81,9 @@ class Session(Protocol):
     def describe(self) -> str:
         """One line about where the clients live."""
 
+    def shortfall(self) -> str:
+        """What was asked for and could not be had; empty if all of it was."""
+
     def close(self) -> None:
         """Release everything this session started."""
 
@@ -101,6 +104,7 @@ class InProcessSession:
                 count = -(-len(plan.clients) // plan.fleet.clients_per_actor)
             blocks = layout(plan.costs(), min(count, len(plan.clients)), plan.fleet.clients_per_actor)
         device = claim_device(plan.fleet.gpus)
+        self._shortfall = _without_gpu([device] * len(blocks), plan.fleet.gpus)
         made = [
             ClientBlock(plan.block, {c: plan.clients[c] for c in block}, plan.x, plan.y, device)
             for block in blocks
@@ -137,6 +141,10 @@ class InProcessSession:
             f"{len(self.fleet.all_sizes)} clients in this process ({count} block{'' if count == 1 else 's'})"
         )
 
+    def shortfall(self) -> str:
+        """A GPU that torch cannot use."""
+        return self._shortfall
+
     def close(self) -> None:
         """Nothing was started."""
 
@@ -146,7 +154,9 @@ def _without_gpu(devices: list[str], gpus: float) -> str:
     missed = sum(device == "cpu" for device in devices) if gpus else 0
     if not missed:
         return ""
-    return f"; {missed} of them compute on the CPU although fleet.gpus={gpus:g}, as torch sees no GPU there"
+    blocks = f"{missed} of {len(devices)} blocks of clients" if len(devices) > 1 else "The block of clients"
+    verb = "compute" if missed > 1 or len(devices) > 1 else "computes"
+    return f"{blocks} {verb} on the CPU although fleet.gpus={gpus:g}: torch sees no GPU there."
 
 
 def _constant(value: Any) -> Callable[[], Any]:
@@ -315,8 +325,13 @@ class RaySession:
         """One line."""
         sizes = [len(block) for block in self.layout]
         spread = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-        on = f"{sum(sizes)} clients on {len(sizes)} Ray actor{'' if len(sizes) == 1 else 's'} ({spread} each)"
-        return on + _without_gpu(self.devices, self._gpus)
+        return (
+            f"{sum(sizes)} clients on {len(sizes)} Ray actor{'' if len(sizes) == 1 else 's'} ({spread} each)"
+        )
+
+    def shortfall(self) -> str:
+        """Actors with a GPU that torch cannot use."""
+        return _without_gpu(self.devices, self._gpus)
 
     def close(self) -> None:
         """End the actors and give the resources back."""

@@ -61,8 +61,7 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         ClientSamples(np.asarray(c.train), np.asarray(c.validation), np.asarray(c.test))
         for c in federation.clients
     ]
-    title = f"{method_name(config)}-{config.data.name}-seed{config.seed}"
-    return Plan(server, block, config.fleet, clients, federation.x, federation.y, title)
+    return Plan(server, block, config.fleet, clients, federation.x, federation.y, run_title(config))
 
 
 def method_name(config: ExperimentSettings) -> str:
@@ -70,10 +69,15 @@ def method_name(config: ExperimentSettings) -> str:
     return "-and-".join(config.ensemble).replace("*", "x") if config.ensemble else config.method
 
 
+def run_title(config: ExperimentSettings) -> str:
+    """What a run is called where somebody watches many: `ifca-digits-seed0`."""
+    return f"{method_name(config)}-{config.data.name}-seed{config.seed}"
+
+
 def run_address(config: ExperimentSettings) -> str:
     """Where a new run goes: `storage/name`, with a name made up from the config if none was given."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = config.name or f"{method_name(config)}-{config.data.name}-seed{config.seed}-{stamp}"
+    name = config.name or f"{run_title(config)}-{stamp}"
     return join(config.storage, name)
 
 

@@ -185,6 +185,9 @@ class Drive:
         del checkpoint  # a copy of every client's state, which the session has now
         try:
             progress.note(session.describe())
+            if said := session.shortfall():
+                progress.note(said)
+                run.note(done, said)
             for round in range(done + 1, config.rounds + 1):
                 report = session.run_round(round)
                 run.append(report)

@@ -19,7 +19,16 @@ from typing import Any
 from actors.cluster import connected
 from actors.placement import actor_count, capacity, fits
 from experiments.config import config_from_yaml, config_to_yaml
-from experiments.storage import filesystem, is_address, join, local_copy, name_of, read_text
+from experiments.storage import (
+    filesystem,
+    is_address,
+    join,
+    name_of,
+    read_text,
+    reading,
+    remove_file,
+    write_text,
+)
 from experiments.sweep_config import Sweep, Trial, with_label
 from experiments.sweep_directory import FAILED, FINISHED, OVER, RUNNING, STOPPED, SweepDirectory, absolute
 from experiments.sweep_view import SweepView
@@ -338,9 +347,8 @@ class TuneSweep:
         found = []
         for trial in trials:
             if self.directory.rows[trial.name].status in (FINISHED, STOPPED):
-                rows = told_rows(
-                    local_copy(self.directory.run_address(trial.name)), self.sweep.settings.metric
-                )
+                with reading(self.directory.run_address(trial.name)) as path:
+                    rows = told_rows(path, self.sweep.settings.metric)
                 found += [
                     row[self.sweep.settings.metric] for row in rows[-1:] if self.sweep.settings.metric in row
                 ]
@@ -359,9 +367,11 @@ class TuneSweep:
         address = join(self.directory.address, ".tune")
         if is_address(address):
             system, path = filesystem(address)
-            yield path, system
-            with contextlib.suppress(OSError):
-                system.delete_dir(path)
+            try:
+                yield path, system
+            finally:
+                with contextlib.suppress(OSError):
+                    system.delete_dir(path)
             return
         try:
             yield str(Path(address).resolve()), None
@@ -465,6 +475,8 @@ def _dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 # The cluster -------------------------------------------------------------------------------------------------
 
+_PROBE = "archipelago"
+
 
 def live_nodes() -> list[dict[str, float]]:
     """The resources of every node that is alive."""
@@ -479,22 +491,23 @@ def _check_shared(address: str) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    if is_address(address) or len(nodes) < 2:
+    if len(nodes) < 2:
         return
-    folder = Path(address).resolve()
-    probe = folder / f".probe-{uuid.uuid4().hex[:8]}"
-    probe.write_text("archipelago")
+    probe = join(
+        address if is_address(address) else str(Path(address).resolve()), f".probe-{uuid.uuid4().hex[:8]}"
+    )
+    write_text(probe, _PROBE)
     ask = ray.remote(num_cpus=0, max_retries=0)(_sees)
     try:
         answers = {
             node["NodeName"]: ask.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote(str(probe))
+            ).remote(probe)
             for node in nodes
         }
         blind = [name for name, answer in answers.items() if not ray.get(answer)]
     finally:
-        probe.unlink(missing_ok=True)
+        remove_file(probe)
     if blind:
         raise UserError(
             f"Expected storage that all {len(nodes)} nodes of the cluster share, got '{address}', which "
@@ -503,8 +516,9 @@ def _check_shared(address: str) -> None:
 
 
 def _sees(probe: str) -> bool:
-    path = Path(probe)
+    """Whether this node reads what another one wrote there (an address may name a disk of one node: file://...)."""
     try:
-        return path.read_text() == "archipelago" and os.access(path.parent, os.W_OK)
-    except OSError:
+        there = read_text(probe) == _PROBE
+    except (OSError, UserError):
         return False
+    return there and (is_address(probe) or os.access(Path(probe).parent, os.W_OK))

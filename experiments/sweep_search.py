@@ -259,6 +259,7 @@ class Study:
         self._open: dict[
             str, tuple[str, list[float], int]
         ] = {}  # group -> (Optuna's id, figures, trials open)
+        self._awaited: set[str] = set()  # trials that Optuna has not learnt of
 
     def resume(
         self, trials: Iterable[Trial], past: Mapping[str, tuple[Mapping[str, Any], list[float]]]
@@ -267,6 +268,7 @@ class Study:
         waiting: dict[str, int] = {}
         for trial in trials:
             waiting[trial.group] = waiting.get(trial.group, 0) + 1
+            self._awaited.add(trial.name)
         for group, (values, figures) in past.items():
             if group in waiting:
                 self._open[group] = ("", list(figures), waiting[group])
@@ -290,12 +292,16 @@ class Study:
             self._left -= 1
             self._known.add(group)
             self._open[group] = (name, [], len(trials))
+            self._awaited |= {trial.name for trial in trials}
             self._added(trials)
             return trials
         return []
 
     def tell(self, trial: Trial, result: Mapping[str, Any]) -> None:
-        """A trial is over; its point is, too, when all its seeds are."""
+        """A trial is over; its point is, too, when all its seeds are. What only a scheduler is told again is not new."""
+        if trial.name not in self._awaited:
+            return
+        self._awaited.remove(trial.name)
         name, figures, left = self._open[trial.group]
         value = result.get(self._sweep.settings.metric)
         if isinstance(value, int | float) and math.isfinite(value) and result.get("state") != "failed":

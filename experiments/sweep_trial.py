@@ -22,6 +22,7 @@ from experiments.choose_clusters import choose_clusters
 from experiments.config import check_network, check_settings_of_methods, config_from_yaml, config_to_yaml
 from experiments.environment import describe_environment
 from experiments.figures_data import write_examples
+from experiments.plan import run_title
 from experiments.run_directory import RunDirectory, is_run, read_status
 from experiments.runner import Drive
 from experiments.storage import Mirror, join, name_of, read_text, sibling, writable
@@ -331,7 +332,7 @@ class TuneTrial(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Nothing is begun before the first step: a state may still be handed over."""
-        self._first = str(self.trial_name)
+        self._first = run_title(config_from_yaml(config["payload"]["settings"]))
         self._prepare(config)
 
     def _prepare(self, config: dict[str, Any]) -> None:

@@ -46,7 +46,9 @@ class SweepView:
         self._figures: dict[str, dict[str, float]] = {}  # trial -> last figures
         self._share: dict[str, float] = {}  # trial -> part of its rounds that is done
         self._earlier: dict[str, float] = {}  # trial -> the part that was not done by this process
-        self._shared = shared_rounds(directory.sweep)  # trial -> the part that it will take over from another one
+        self._shared = shared_rounds(
+            directory.sweep
+        )  # trial -> the part that it will take over from another one
         self._begun: dict[str, float] = {}  # group -> when this process began with it
         self._began = self._last_line = clock()
 

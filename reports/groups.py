@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reports.names import Metric, label_of, metric, setting_text
+from reports.names import Metric, label_of, metric, setting_text, value_text
 from reports.runs import RunFiles, Trial
 from reports.summary import figures_of
 
@@ -20,7 +20,8 @@ Values = npt.NDArray[np.float64]
 
 # Settings that never tell two groups apart: where a run lives, how it was executed, what it wrote down.
 _ELSEWHERE = ("seed", "name", "storage", "fleet.", "checkpoint.", "records.", "choose_clusters", "data.root",
-              "data.download", "local.executor", "local.normalise", "local.trainer", "sweep.")  # fmt: skip
+              "data.download", "data.cache", "data.mapped", "partition.cache", "tensorboard", "local.executor",
+              "local.normalise", "local.trainer", "sweep.")  # fmt: skip
 # Settings that name the problem, and not the way it is solved: each combination is a table of its own.
 _PROBLEM = ("data.", "partition.", "clients", "holdout_clients", "model.")
 
@@ -141,6 +142,9 @@ def make_groups(trials: Iterable[Trial]) -> list[Group]:
         settings = {
             key: value for key, value in flat(trial.run.config).items() if not key.startswith(_ELSEWHERE)
         }
+        settings |= _taken_over(trial.run)
+        if trial.population:  # its members of two seeds have nothing in common but where they began
+            settings["seed"] = trial.seed
         key = (trial.group, tuple(sorted((name, repr(value)) for name, value in settings.items())))
         found.setdefault(key, (settings, [], [], trial.group))[1].append(trial.run)
     by_name = {name: entry for entry in found.values() if (name := entry[3])}
@@ -154,6 +158,22 @@ def make_groups(trials: Iterable[Trial]) -> list[Group]:
     for group in groups:
         group.told = {run.path: told[run.path] for run in group.runs if run.path in told}
     return groups + [Group(name, "", {}, [], trials, name) for name, trials in only_lost.items()]
+
+
+def _taken_over(run: RunFiles) -> dict[str, str]:
+    """Settings that changed on the way, with the rounds they were in force: `0.1 (rounds 1-4), 0.05 (5-8)`."""
+    found: dict[str, str] = {}
+    for key in dict.fromkeys(key for entry in run.schedule for key in entry["values"]):
+        stretches: list[tuple[int, Any]] = [(0, run.setting(key))]  # (last round before it, value)
+        for entry in run.schedule:
+            if key in entry["values"] and entry["values"][key] != stretches[-1][1]:
+                stretches.append((int(entry["round"]), entry["values"][key]))
+        ends = [before for before, _ in stretches[1:]] + [int(run.setting("rounds") or 0)]
+        found[key] = ", ".join(
+            f"{value_text(value)} ({'' if before else 'rounds '}{before + 1}-{end})"
+            for (before, value), end in zip(stretches, ends, strict=True)
+        )
+    return found
 
 
 def _labelled(entries: Sequence[tuple[dict[str, Any], list[RunFiles], list[Trial], str]]) -> list[Group]:

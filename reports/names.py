@@ -123,7 +123,12 @@ def setting_text(key: str, value: Any) -> str:
     >>> setting_text("local.lr", 0.1), setting_text("model.hidden", [64, 32]), setting_text("local.lr", 0.34423005968)
     ('lr=0.1', 'hidden=64,32', 'lr=0.34423')
     """
+    return f"{key.rpartition('.')[2]}={value_text(value)}"
+
+
+def value_text(value: Any) -> str:
+    """A setting's value as a label shows it."""
     shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else f"{value}"
     if isinstance(value, float) and len(shown) > 8:  # drawn: as the sweep calls it
         shown = f"{value:.6g}"
-    return f"{key.rpartition('.')[2]}={shown}"
+    return shown

@@ -62,6 +62,11 @@ class RunFiles:
         lines = complete_lines(self.path / "events.jsonl").split("\n")
         return [json.loads(line) for line in lines if line]
 
+    @cached_property
+    def schedule(self) -> list[Mapping[str, Any]]:
+        """`values` of settings that a member of a population took over, and after which `round`; empty elsewhere."""
+        return self._json("schedule.json") if (self.path / "schedule.json").is_file() else []
+
     def setting(self, key: str) -> Any:
         """A setting by its dotted key; None if the config has none of that name."""
         value: Any = self.config
@@ -176,6 +181,9 @@ class Trial:
     reason: str = ""
     tuned: str = ""  # the figure on validation data that the sweep was tuned by; empty where it was not
     mode: str = "auto"  # max or min, or as the figure says
+    population: bool = (
+        False  # whose members take over states and values of each other's, each seed for itself
+    )
 
 
 def is_sweep(path: Path) -> bool:
@@ -210,27 +218,28 @@ def find_trials(paths: Sequence[str | Path]) -> list[Trial]:
 def sweep_trials(path: Path) -> list[Trial]:
     """The trials that `trials.csv` names, those that never began included."""
     trials = []
-    tuned, mode = _tuned(path / "sweep.yaml")
+    tuning = _tuning(path / "sweep.yaml")
     for row in csv.DictReader(io.StringIO(complete_lines(path / "trials.csv"))):
         try:
             folder = path / row["run"] if row["run"] else None
             run = RunFiles(folder) if folder is not None and is_run(folder) else None
             seed = int(row["seed"]) if row["seed"] else None
-            trials.append(Trial(run, row["group"], seed, row["status"], row["reason"], tuned, mode))
+            trials.append(Trial(run, row["group"], seed, row["status"], row["reason"], *tuning))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path / 'trials.csv'} is damaged: its line {row} cannot be read.") from error
     return trials
 
 
-def _tuned(file: Path) -> tuple[str, str]:
-    """(figure, max or min or auto) that a sweep was tuned by; ("", "auto") if it only compares."""
+def _tuning(file: Path) -> tuple[str, str, bool]:
+    """(figure, max or min or auto) that a sweep was tuned by, and if by a population; ("", "auto", False) if not."""
     content = _yaml(file.read_text(encoding="utf-8"), file)
     asked = content.get("sweep") if isinstance(content, dict) else None
     if not isinstance(asked, dict):
         raise UserError(f"{file} is damaged: expected the section sweep in it.")
     if not asked.get("sample") and asked.get("scheduler", "none") == "none":
-        return "", "auto"
-    return str(asked.get("metric", "validation_micro_accuracy")), str(asked.get("mode", "auto"))
+        return "", "auto", False
+    figure = str(asked.get("metric", "validation_micro_accuracy"))
+    return figure, str(asked.get("mode", "auto")), asked.get("scheduler") == "pbt"
 
 
 def _state(run: RunFiles) -> str:

@@ -66,7 +66,13 @@ def test_actors_that_start_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch
 
 def test_a_gpu_that_torch_cannot_use_is_said() -> None:
     said = session._without_gpu(["cuda:0", "cpu", "cpu"], 0.5)
-    assert said.startswith("; 2 of them compute on the CPU although fleet.gpus=0.5")
+    assert (
+        said
+        == "2 of 3 blocks of clients compute on the CPU although fleet.gpus=0.5: torch sees no GPU there."
+    )
+    assert session._without_gpu(["cpu"], 1.0).startswith(
+        "The block of clients computes on the CPU although fleet.gpus=1:"
+    )
     assert session._without_gpu(["cpu"], 0.0) == session._without_gpu(["cuda:0"], 0.5) == ""
 
 

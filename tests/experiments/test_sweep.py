@@ -24,10 +24,10 @@ from experiments.checkpoints import checkpoints
 from experiments.run_directory import read_status
 from experiments.runner import run_experiment
 from experiments.storage import Mirror, join, local_copy, read_text, reading, remove_file, write_text
-from experiments.sweep import Room, TuneSweep, resume_sweep, room_for, run_sweep
+from experiments.sweep import _PROBE, Room, TuneSweep, _sees, resume_sweep, room_for, run_sweep
 from experiments.sweep_directory import SweepDirectory, is_sweep, read_rows
 from experiments.sweep_dry import describe, seconds_per_round
-from experiments.sweep_search import Queue, scheduler_of
+from experiments.sweep_search import Queue, Study, scheduler_of
 from experiments.sweep_trial import TrialRun, payload, values_now
 from experiments.sweep_view import SweepView
 from experiments.twins import in_order, twins
@@ -296,6 +296,33 @@ def test_a_resumed_population_is_told_the_values_it_had_come_to(
     directory.close()
 
 
+def test_optuna_learns_of_a_trial_once_though_a_scheduler_is_told_of_it_again(tmp_path: Path) -> None:
+    """A resumed sweep under ASHA hands out finished trials, too: their curves are what the others are judged by."""
+    drawn = ("sweep.sample.local.lr=uniform(0.01,0.1)", "sweep.sampler=optuna", "sweep.samples=4")
+    sweep = sweep_of(
+        tmp_path,
+        "method=fedavg",
+        "partition.validation=0.2",
+        "sweep.scheduler=asha",
+        "sweep.seeds=[0,1]",
+        *drawn,
+    )
+    metric = sweep.settings.metric
+    (label,) = sweep.combinations
+    done, half = ([sweep.trial(label, {"local.lr": lr}, seed) for seed in (0, 1)] for lr in (0.02, 0.03))
+    past = {done[0].group: (done[0].values, [0.5, 0.7]), half[0].group: (half[0].values, [0.4])}
+    study = Study(sweep, label, past, lambda trials: None)
+    study._optuna = learnt = Mock()  # type: ignore[assignment]  # what Optuna is told
+    study.resume(half[1:], past)
+    queue = Queue([*done, *half], lambda trial: {"name": trial.name}, study)
+    for trial, figure in zip([*done, *half], (0.5, 0.7, 0.4, 0.8), strict=True):
+        assert queue.suggest(trial.name) == {"name": trial.name}
+        queue.on_trial_complete(trial.name, {metric: figure, "state": "finished"})
+    points = [call.args for call in learnt.add_evaluated_point.call_args_list]
+    assert points == [({"local.lr": 0.02}, pytest.approx(0.6)), ({"local.lr": 0.03}, pytest.approx(0.6))]
+    assert learnt.on_trial_complete.call_count == 0
+
+
 def test_members_of_a_population_do_not_wait_for_one_that_is_over(tmp_path: Path) -> None:
     """Resumed at round 10 they are ahead of the first exchange, where Tune's own rule waits for a member to follow."""
     drawn = ("sweep.sample.local.lr=uniform(0.01,0.1)", "sweep.sampler=random", "sweep.samples=2")
@@ -439,6 +466,13 @@ def test_small_or_many_trials_need_no_actors() -> None:
 def test_a_trial_that_no_node_can_hold_is_a_sentence() -> None:
     with pytest.raises(UserError, match="Expected room for 1 client actor of 8 CPU"):
         room(9, "fleet.cpus=8")
+
+
+def test_a_node_sees_what_another_one_wrote_or_does_not(tmp_path: Path) -> None:
+    write_text(str(tmp_path / "probe"), _PROBE)
+    here = tmp_path.as_uri()
+    assert _sees(str(tmp_path / "probe")) and _sees(join(here, "probe"))
+    assert not any(_sees(join(where, "none")) for where in (str(tmp_path), here, "nowhere://there"))
 
 
 # What is shown ------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def test_actors_of_a_trial_are_in_its_placement_group_with_shares_of_a_gpu(
     )
     assert len(first) == len(second) == 1
     assert processes <= {
-        f"trials-from-ifca-seed{seed}@{group}" for seed, (group,) in enumerate([first, second])
+        f"trials-from-ifca-digits-seed{seed}@{group}" for seed, (group,) in enumerate([first, second])
     }
     assert processes
     # All that is reserved are the trials' placement groups: their actors have no other place to be in.
@@ -158,6 +158,31 @@ def test_actors_of_a_trial_are_in_its_placement_group_with_shares_of_a_gpu(
         1.0,
         2.0,
     }
+    alone = sweep_of(tmp_path, *settings, "fleet.backend=in_process")
+    assert_equal_sweeps(address, run_sweep(alone, str(tmp_path / "alone"), quiet=True))
+
+
+@pytest.mark.full
+def test_a_trial_in_a_process_of_its_own_reserves_its_share_of_a_gpu(
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small trials have no actors; on nodes that only declare a GPU, they say that torch has none."""
+    settings = ("method=ifca", "sweep.seeds=[0,1]", "rounds=4")
+    used: list[dict[str, float]] = []
+    told = TuneSweep.told
+
+    def look(sweep: TuneSweep, trial: str, result: Any) -> None:
+        used.append(_names_and_use()[1])
+        told(sweep, trial, result)
+
+    monkeypatch.setattr(TuneSweep, "told", look)
+    address = run_sweep(sweep_of(tmp_path, *settings, "fleet.gpus=0.25"), str(tmp_path / "sweep"), quiet=True)
+    assert {each["GPU"] for each in used} <= {0.25, 0.5}
+    for row in rows_of(address).values():
+        assert any(
+            text.startswith("The block of clients computes on the CPU although fleet.gpus=0.25")
+            for text in open_run(Path(address) / row.run).events["text"]
+        )
     alone = sweep_of(tmp_path, *settings, "fleet.backend=in_process")
     assert_equal_sweeps(address, run_sweep(alone, str(tmp_path / "alone"), quiet=True))
 
@@ -429,6 +454,35 @@ def test_a_killed_sweep_with_a_sampler_goes_on(ray_cluster: Path, tmp_path: Path
             tmp_path / "alone" / name, quiet=True,
         )  # fmt: skip
         assert_equal_runs(address / row.run, alone)
+
+
+@pytest.mark.full
+def test_a_killed_sweep_with_a_sampler_and_a_scheduler_goes_on(ray_cluster: Path, tmp_path: Path) -> None:
+    """What tune_configs/tuning.yaml asks for: points of Optuna, judged by ASHA; finished ones are told of again."""
+    drawn = ("sweep.sampler=optuna", "sweep.samples=4", "sweep.seeds=[0,1]", "sweep.concurrent=2")
+    settings = (*(each for each in TUNED if each != "rounds=6"), *drawn, "rounds=12", "checkpoint.every=1")
+    address = tmp_path / "tuned"
+
+    def far_enough() -> bool:
+        if not (address / "trials.csv").exists():
+            return False
+        begun = {file.parts[-3] for file in address.glob("runs/*/checkpoints/round-*")}
+        over = sum(row.status in ("finished", "stopped") for row in rows_of(address).values())
+        return over >= 3 and len(begun) > over
+
+    typed = [*settings_of(*settings, "sweep.scheduler=asha"), f"storage={tmp_path}", "name=tuned"]
+    killed(typed, tmp_path / "log", far_enough)
+    before = {name: row for name, row in rows_of(address).items() if row.status in ("finished", "stopped")}
+    kept = {name: curve for name, curve in curves(address).items() if name in before}
+    assert len({row.group for row in before.values()}) < len(
+        before
+    )  # a point with both of its seeds is among them
+    resume_sweep(str(address), quiet=True)
+    rows = rows_of(address)
+    assert {row.status for row in rows.values()} <= {"finished", "stopped"} and len(rows) == 8
+    assert len({row.group for row in rows.values()}) == 4
+    assert {name: rows[name] for name in before} == before
+    assert {name: curves(address)[name] for name in kept} == kept
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ TABLES = [
     "thesis-7.5", "thesis-7.6", "cam-1", "cam-2", "fesem-2", "fesem-3",
     *(f"fedsoft-{table}" for table in range(1, 5)), "femam",
 ]  # fmt: skip
-OTHERS = ["cifar10-table", "pathmnist-subset"]  # what results/ has real runs of
+OTHERS = ["cifar10-table", "cifar10-released", "pathmnist-subset"]  # what results/ has real runs of
 NUMBER = r"\d+|an?|one|two|three|few"  # of hours, say
 SMALL = [f"{name}-small" for name in TABLES]
 

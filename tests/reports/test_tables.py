@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import shutil
 from pathlib import Path
@@ -189,6 +190,44 @@ def test_what_was_tuned_is_ranked_by_validation_and_never_by_test(tmp_path: Path
     (table,) = tables([tuned_sweep(tmp_path / "grid")])  # compares, and chooses nothing
     assert [row.cells["micro_accuracy"].rank for row in table.rows] == [1, 2, 3]
     assert [each.name for each in table.metrics] == ["micro_accuracy", "micro_macro_f1"]
+
+
+def test_members_of_a_population_are_rows_with_the_values_they_came_to(tmp_path: Path) -> None:
+    """config.yaml keeps what was drawn; schedule.json has what was taken over, after which round."""
+    trials = []
+    for seed in (0, 1):
+        for member, accuracy in (("0.1", 0.5), ("0.2", 0.75)):
+            run = tmp_path / f"sweep/runs/{member}-{seed}"
+            metrics = {"micro_accuracy": [accuracy] * 4, "validation_micro_accuracy": [accuracy] * 4}
+            write_run(run, method="ifca", seed=seed, config={"local": {"lr": float(member)}}, metrics=metrics)
+            trials.append(
+                {"group": f"ifca | local.lr={member}", "seed": seed, "run": f"runs/{member}-{seed}"}
+            )
+    moved = [{"round": 2, "values": {"local.lr": 0.3}}, {"round": 3, "values": {"local.lr": 0.3}}]
+    (tmp_path / "sweep/runs/0.2-1/schedule.json").write_text(json.dumps(moved))
+    asked = {"scheduler": "pbt", "sample": {"local.lr": "uniform(0.1, 0.2)"}}
+    (table,) = tables([write_sweep(tmp_path / "sweep", trials, asked)])
+    assert [(row.label, row.cells["micro_accuracy"].rank) for row in table.rows] == [
+        ("IFCA (lr=0.1, seed=0)", 3),
+        ("IFCA (lr=0.2, seed=0)", 1),
+        ("IFCA (lr=0.1, seed=1)", 3),
+        ("IFCA (lr=0.2 (rounds 1-2), 0.3 (3-4), seed=1)", 1),
+    ]
+
+
+def test_where_data_was_kept_tells_no_runs_apart(tmp_path: Path) -> None:
+    kept = [
+        {"data": {"name": "digits"}, "partition": {"name": "iid", "cache": True}},
+        {
+            "data": {"name": "digits", "cache": "elsewhere", "mapped": True},
+            "partition": {"name": "iid", "cache": False},
+        },
+    ]
+    for seed, config in enumerate(kept):
+        write_run(tmp_path / f"{seed}", seed=seed, config={**config, "tensorboard": bool(seed)})
+    (table,) = tables([tmp_path / "0", tmp_path / "1"])
+    (row,) = table.rows
+    assert row.by_seed("micro_accuracy").keys() == {0, 1}
 
 
 FEDSOFT = {
