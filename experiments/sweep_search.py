@@ -298,7 +298,7 @@ class Study:
         return []
 
     def tell(self, trial: Trial, result: Mapping[str, Any]) -> None:
-        """A trial is over; its point is, too, when all its seeds are. What only a scheduler is told again is not new."""
+        """A trial is over; its point is, too, when all its seeds are. What a scheduler alone is told again is old."""
         if trial.name not in self._awaited:
             return
         self._awaited.remove(trial.name)
