@@ -30,6 +30,7 @@ NAMES = (
     "mixtures",
     "sweep",
     "report",
+    "small_tables",
 )
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -49,6 +49,21 @@ def _git(*words: str) -> str:
     return found.stdout.rstrip()
 
 
+def clean_environment() -> dict[str, str]:
+    """A cluster that happens to be around must not be joined: the local start is what is measured."""
+    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+
+
+def launch(*arguments: str) -> None:
+    """`python -m platform.launch ARGUMENTS` to its end; a failure has all that it printed."""
+    command = [sys.executable, "-m", "platform.launch", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"{' '.join(command)} ended with code {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        )
+
+
 def tree(root: int | None = None) -> list[int]:
     """A process (default: this one) and everything below it: with a local Ray cluster, all of Ray too."""
     import psutil

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -10,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import ROOT, cpu_seconds
+from benchmarks.machine import ROOT, clean_environment, cpu_seconds
 from benchmarks.tables import table, verdict
 
 LIMIT = 30.0
@@ -41,7 +40,7 @@ def start_once() -> dict[str, Any]:
         with output.open("wb") as file:
             started = time.perf_counter()
             process = subprocess.Popen(
-                command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=_environment()
+                command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=clean_environment()
             )
             try:
                 first = _first_round(process, Path(folder) / "demo" / "runs", started, output)
@@ -56,11 +55,6 @@ def start_once() -> dict[str, Any]:
         if code != 0:
             raise RuntimeError(f"the demonstration ended with code {code}:\n{output.read_text()}")
     return {"first_round_seconds": first, "processor_seconds_until_then": used, "whole_seconds": seconds}
-
-
-def _environment() -> dict[str, str]:
-    """A cluster that happens to be around must not be joined: the local start is what is measured."""
-    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
 
 
 def _first_round(process: subprocess.Popen[bytes], runs: Path, started: float, output: Path) -> float:

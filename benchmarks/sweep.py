@@ -7,8 +7,6 @@ the whole command times the cores it may use, Ray's start and end included.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import ROOT
+from benchmarks.machine import launch
 from benchmarks.tables import table, verdict
 
 LIMIT = 1.5
@@ -74,7 +72,8 @@ def seconds_per_round(path: Path, rounds: int) -> float:
 
 def _rounds_alone(path: Path, rounds: int, seed: int) -> float:
     """Seconds of all rounds of one trial, in one process, with nothing beside it."""
-    _launch(
+    launch(
+        *SETTINGS,
         f"storage={path.parent}",
         f"name={path.name}",
         f"rounds={rounds}",
@@ -86,7 +85,8 @@ def _rounds_alone(path: Path, rounds: int, seed: int) -> float:
 
 def _sweep(folder: Path, trials: int, rounds: int) -> float:
     began = time.perf_counter()
-    _launch(
+    launch(
+        *SETTINGS,
         f"storage={folder}",
         "name=sweep",
         f"rounds={rounds}",
@@ -94,16 +94,6 @@ def _sweep(folder: Path, trials: int, rounds: int) -> float:
         "fleet.dashboard=false",
     )
     return time.perf_counter() - began
-
-
-def _launch(*arguments: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-m", "platform.launch", *SETTINGS, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(
-            f"{' '.join(command)} ended with code {done.returncode}:\n{done.stdout}\n{done.stderr}"
-        )
 
 
 def _span(run: Path) -> dict[str, float]:

@@ -80,7 +80,7 @@ async def _value(ask: Any, expression: str) -> Any:
 @asynccontextmanager
 async def _page(seen: Seen) -> AsyncIterator[Any]:
     """A function that sends a command to a fresh tab and returns its answer."""
-    assert CHROMIUM is not None
+    assert CHROMIUM is not None, "expected chromium on this machine: apt install chromium"
     with tempfile.TemporaryDirectory(prefix="archipelago-browser-", ignore_cleanup_errors=True) as folder:
         command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
                    f"--user-data-dir={folder}", "--no-first-run", "--disable-background-networking",
