@@ -76,7 +76,7 @@
         return Object.assign(shared, { type: "bar", orientation: sideways ? "h" : "v", x: sideways ? series.y : data.at, y: sideways ? data.at : series.y,
           marker: { color: faint(series.color, series.color >= PALETTE.length ? 0.55 : 0.9) } });
       });
-      const across = axis(data.x, many ? { showticklabels: false } : {}), up = axis(data.y);
+      const across = axis(data.x, named && many ? { showticklabels: false } : {}), up = axis(data.y);
       const size = sideways ? 70 + (narrow() ? 34 : 28) * data.at.length : (narrow() ? 330 : 360);
       return [traces, layout({ barmode: "stack", bargap: many ? 0 : 0.25, hovermode: data.bars && !many ? "closest" : "x unified", height: Math.max(size, 200),
         xaxis: sideways ? axis(data.y) : across, yaxis: sideways ? names(data.at) : up })];

@@ -536,6 +536,16 @@ def test_a_phone_in_the_dark_reads_it_without_scrolling_sideways(report: Report)
     assert max(shade) < 80
 
 
+@needs_browser
+def test_cluster_sizes_of_many_rounds_have_rounds_on_their_axis(tmp_path: Path) -> None:
+    sizes = {"cluster_sizes": [[2, 2]] * 40}
+    run = write_run(tmp_path / "run", accuracy=[0.1] * 40, metrics=sizes)
+    built = build_report(ReportRequest([str(run)], figures="no"))
+    ticks = "[...document.querySelectorAll('[data-family=sizes] .xtick')].map((tick) => tick.textContent)"
+    seen = look(built.folder / "report.html", {"ticks": ticks}, ready=READY)
+    assert {"10", "20", "30", "40"} <= set(seen.answers["ticks"])
+
+
 def test_a_page_that_is_too_large_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run")
     assert build_report(ReportRequest([str(run)], figures="no")).warning == ""
