@@ -158,8 +158,8 @@ def _tables(tables: Sequence[Table]) -> str:
                     rank, _, text = cell.partition("|")
                     name = {"1": "main first", "2": "main second"}.get(rank, "main")
                     cells.append(f'<td class="{name}">{_text(text)}</td>')
-                else:
-                    cells.append(f"<td>{_text(cell)}</td>")
+                else:  # a narrow screen may break a method before an add-on, and nowhere else
+                    cells.append(f"<td>{_text(cell).replace('+', '<wbr>+')}</td>")
             body.append(f"<tr>{''.join(cells)}</tr>")
         heads = "".join(f"<th>{_text(name)}</th>" for name in header)
         notes = "".join(f"<li>{_text(note)}</li>" for note in table.notes)
