@@ -1,4 +1,7 @@
-"""Every published table's small twin, at full length, as a user runs it: how long, and did all its trials finish."""
+"""Every published table's small twin, at full length, as a user runs it: how long, and did all its trials finish.
+
+Twins that differ in their name alone are run once.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from benchmarks.machine import ROOT, launch
 from benchmarks.tables import table, verdict
 
@@ -16,27 +21,37 @@ LIMIT = 300.0  # seconds that a twin may take on 2 cores: "a few minutes", Ray's
 
 
 def run(rounds: int | None, miniature: bool) -> dict[str, Any]:
-    """`rounds` is the number of twins (all by default), each one after the other in a folder of its own."""
-    twins = sorted((ROOT / "tune_configs").glob("*-small.yaml"))[: rounds or (1 if miniature else None)]
+    """`rounds` is the number of twins (all by default), one after the other, each in a folder of its own."""
+    alike = sorted(same_work().values())[: rounds or (1 if miniature else None)]
     found = []
-    for number, path in enumerate(twins, start=1):
-        found.append(run_twin(path, ["rounds=2", "sweep.seeds=[0]"] if miniature else []))
-        print(f"{number}/{len(twins)} {path.stem}: {found[-1]['seconds']:.0f} s", flush=True)
+    for number, names in enumerate(alike, start=1):
+        found.append(run_twin(names, ["rounds=2", "sweep.seeds=[0]"] if miniature else []))
+        print(f"{number}/{len(alike)} {', '.join(names)}: {found[-1]['seconds']:.0f} s", flush=True)
     slowest = max(each["seconds"] for each in found)
     whole = all(set(each["statuses"]) == {"finished"} for each in found)
     return {"limit": LIMIT, "slowest_seconds": slowest, "kept": slowest <= LIMIT and whole, "twins": found}
 
 
-def run_twin(path: Path, less: list[str]) -> dict[str, Any]:
-    """Seconds of the whole command, what became of its trials, and the rows of its report's table."""
+def same_work() -> dict[str, list[str]]:
+    """Twins by all that they say but their name: those of two tables that differ in their data alone are one."""
+    alike: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tune_configs").glob("*-small.yaml")):
+        settings = OmegaConf.load(path)
+        settings.name = ""
+        alike.setdefault(OmegaConf.to_yaml(settings), []).append(path.stem)
+    return alike
+
+
+def run_twin(names: list[str], less: list[str]) -> dict[str, Any]:
+    """The first of some that do the same: its seconds, what became of its trials, the rows of its report's table."""
     with tempfile.TemporaryDirectory(prefix="archipelago-twin-") as folder:
         began = time.perf_counter()
-        launch("--config", str(path), f"storage={folder}", "name=twin", *less)
+        launch("--config", f"tune_configs/{names[0]}.yaml", f"storage={folder}", "name=twin", *less)
         seconds = time.perf_counter() - began
         trials = _rows(Path(folder) / "twin" / "trials.csv")
         figures = _rows(Path(folder) / "twin" / "report" / "table.csv")
     statuses = dict(Counter(row["status"] for row in trials))
-    return {"name": path.stem, "seconds": seconds, "statuses": statuses, "table": figures}
+    return {"names": names, "seconds": seconds, "statuses": statuses, "table": figures}
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -51,7 +66,7 @@ def report(result: dict[str, Any]) -> str:
         f"{result['limit']:.0f} s: {verdict(result['slowest_seconds'], result['limit'])}"
     )
     rows = [
-        [each["name"], str(sum(each["statuses"].values())), f"{each['seconds']:.0f}",
+        [", ".join(each["names"]), str(sum(each["statuses"].values())), f"{each['seconds']:.0f}",
          ", ".join(f"{count} {status}" for status, count in each["statuses"].items())]
         for each in result["twins"]
     ]  # fmt: skip
