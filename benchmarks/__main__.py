@@ -1,7 +1,7 @@
 """`python -m benchmarks [NAME] [--rounds N] [--json FILE]`: each benchmark in a process of its own.
 
-Exits with 1 if a limit was missed. A miniature has no limits, nor have `claims`, `collapse` and `mixtures`, which
-compare methods.
+Exits with 1 if a limit was missed. A miniature has no limits, nor have `claims`, `collapse`, `aliasing` and
+`mixtures`, which compare methods.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ NAMES = (
     "mapped",
     "claims",
     "collapse",
+    "aliasing",
     "mixtures",
     "sweep",
     "report",
@@ -37,7 +38,10 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 def main() -> int:
     """Run one benchmark here, or all of them one after the other; print tables, write JSON."""
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
+    if arguments.settings and arguments.name != "aliasing":
+        parser.error(f"{arguments.name} takes no settings of an experiment, got '{arguments.settings[0]}'")
     everything = arguments.name == "all"
     result = {name: _elsewhere(name, arguments) for name in NAMES} if everything else _here(arguments)
     path = arguments.json or RESULTS / f"{arguments.name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
@@ -61,7 +65,8 @@ def _here(arguments: argparse.Namespace) -> dict[str, Any]:
 
     benchmark = importlib.import_module(f"benchmarks.{arguments.name}")
     machine = facts()
-    result = benchmark.run(arguments.rounds, arguments.miniature)
+    more = [arguments.settings] if arguments.settings else []
+    result = benchmark.run(arguments.rounds, arguments.miniature, *more)
     print(benchmark.report(result), flush=True)
     return {"benchmark": arguments.name, "machine": machine, "result": result}
 
@@ -92,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "name", nargs="?", default="all", choices=("all", *NAMES), help="default: all of them"
+    )
+    parser.add_argument(
+        "settings", nargs="*", help="of an experiment, as in data=cifar10: for aliasing alone"
     )
     parser.add_argument(
         "--rounds", type=_count, help="measurements of each kind (default: the benchmark's own)"

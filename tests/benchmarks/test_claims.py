@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks import collapse, mixtures
+from benchmarks import aliasing, collapse, mixtures
 from benchmarks.claims import METHODS, outcome, report, with_outliers
 from tests.support.experiments import plan_of
 
@@ -38,6 +38,25 @@ def test_the_table_of_the_collapse_has_a_line_for_every_method_and_common_part(m
     lines = collapse.report(collapse.run(None, miniature=True)).splitlines()
     for method in collapse.METHODS:
         assert sum(line.startswith(f"{method}  ") for line in lines) == 2
+
+
+def test_aliasing_is_all_that_the_two_sides_differ_in():
+    few = ("data=digits", "data.rotations=2", "clients=4", "clusters=2", "local.steps=2")
+    copies, aliased = aliasing.Loop(few, aliased=False), aliasing.Loop(few, aliased=True)
+    before = [aliasing._vector(model) for model in copies.server]
+    assert all(np.array_equal(a, aliasing._vector(b)) for a, b in zip(before, aliased.server, strict=True))
+    copies.round(1), aliased.round(1)
+    assert np.array_equal(copies.c, aliased.c)  # nobody has moved yet
+    for loop, theirs in ((copies, False), (aliased, True)):
+        assert {any(held is model for model in loop.server) for held in loop.held} == {theirs}
+    # A client that moves to the other cluster overwrites the model that it had.
+    client, old = 0, int(aliased.c[0])
+    aliased.best = lambda _: 1 - old if _ == client else int(aliased.c[_])
+    aliased.train = lambda *_: None
+    other = aliasing._vector(aliased.server[1 - old]).copy()
+    assert not np.array_equal(aliasing._vector(aliased.server[old]), other)
+    aliased.round(2)
+    assert np.allclose(aliasing._vector(aliased.server[old]), other)
 
 
 def test_estimated_weights_are_compared_with_the_true_shares(monkeypatch):

@@ -210,7 +210,12 @@ def test_every_benchmark_runs_in_miniature(tmp_path):
     assert set(found) == set(NAMES)
     for each in found.values():
         assert {"benchmark", "machine", "result"} == set(each)
-        if each["benchmark"] not in ("claims", "collapse", "mixtures"):  # these have no limit to keep
+        if each["benchmark"] not in (
+            "claims",
+            "collapse",
+            "aliasing",
+            "mixtures",
+        ):  # these have no limit to keep
             assert isinstance(each["result"]["kept"], bool)
     assert found["workload_w"]["result"]["variants"]["momentum kept"]["largest_difference"] < 1e-5
     assert done.stdout.count("limit") >= 4
