@@ -17,6 +17,7 @@ from reports.runs import RunFiles, Trial
 from reports.summary import figures_of
 
 Values = npt.NDArray[np.float64]
+_AUTO = "auto"  # stands for the K that each seed chose for itself
 
 # Settings that never tell two groups apart: where a run lives, how it was executed, what it wrote down.
 _ELSEWHERE = ("seed", "name", "storage", "fleet.", "checkpoint.", "records.", "choose_clusters", "data.root",
@@ -48,13 +49,19 @@ class Group:
         return by if trial.mode == "auto" else replace(by, higher_is_better=trial.mode == "max")
 
     @cached_property
+    def counted(self) -> list[RunFiles]:
+        """The finished runs; of two runs of one seed the first counts."""
+        return _one_of_each_seed(run for run in self.runs if run.status.get("state") == "finished")
+
+    @cached_property
+    def shown(self) -> list[RunFiles]:
+        """The runs that curves are drawn from: those that count, or, while there are none, those that have begun."""
+        return self.counted or _one_of_each_seed(run for run in self.runs if run.metrics)
+
+    @cached_property
     def finished(self) -> dict[int, dict[str, Any]]:
-        """Seed -> final figures of the finished runs; of two runs of one seed the first counts."""
-        found: dict[int, dict[str, Any]] = {}
-        for run in self.runs:
-            if run.status.get("state") == "finished":
-                found.setdefault(int(run.setting("seed") or 0), figures_of(run))
-        return found
+        """Seed -> final figures of the runs that count."""
+        return {_seed(run): figures_of(run) for run in self.counted}
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -72,7 +79,17 @@ class Group:
         members = [str(member) for member in self.config.get("ensemble") or []]
         if len(members) == 1 and members[0].rpartition("*")[2].isdigit():
             return int(members[0].rpartition("*")[2])
-        return int(self.config["clusters"]) if self.clustered and "clusters" in self.config else None
+        if not self.clustered or len(self._chosen) > 1:
+            return None
+        return int(self.config["clusters"]) if "clusters" in self.config else None
+
+    @cached_property
+    def _chosen(self) -> dict[int, list[int]]:
+        """K -> the seeds that chose it, where each chose its own; empty where K was given."""
+        found: dict[int, list[int]] = {}
+        for run in self.runs if self.settings.get("clusters") == _AUTO else []:
+            found.setdefault(int(run.setting("clusters")), []).append(_seed(run))
+        return found
 
     def by_seed(self, metric: str) -> dict[int, float]:
         """Seed -> the mean of a metric over the last evaluations of its run, where it was measured."""
@@ -91,8 +108,11 @@ class Group:
 
     @cached_property
     def note(self) -> str:
-        """What a reader of the row must know: trials that failed or are not finished."""
+        """What a reader of the row must know: a K of its own for each seed, trials that failed or are not finished."""
         words = []
+        if len(self._chosen) > 1:
+            by_k = (f"{k} (seed {', '.join(map(str, seeds))})" for k, seeds in sorted(self._chosen.items()))
+            words.append(f"K was chosen on validation data: {', '.join(by_k)}")
         for trial in self.missing:
             words.append(_words(trial.seed, trial.status or "not run", trial.reason))
         for run in self.runs:
@@ -107,6 +127,17 @@ class Group:
             done = f"{state} after {run.status.get('rounds_done', 0)} rounds"
             words.append(_words(run.setting("seed"), done, why))
         return "; ".join(words)
+
+
+def _seed(run: RunFiles) -> int:
+    return int(run.setting("seed") or 0)
+
+
+def _one_of_each_seed(runs: Iterable[RunFiles]) -> list[RunFiles]:
+    found: dict[int, RunFiles] = {}
+    for run in runs:
+        found.setdefault(_seed(run), run)
+    return list(found.values())
 
 
 def _words(seed: Any, what: str, why: str) -> str:
@@ -128,36 +159,78 @@ def std(values: Sequence[float]) -> float:
     return math.sqrt(mean([(value - centre) ** 2 for value in values]))
 
 
+@dataclass
+class _Entry:
+    """What becomes a group, before it is known what tells it from others."""
+
+    settings: dict[str, Any]
+    name: str = ""
+    runs: list[RunFiles] = field(default_factory=list)
+    missing: list[Trial] = field(default_factory=list)
+
+
 def make_groups(trials: Iterable[Trial]) -> list[Group]:
     """The groups of all trials, in the order in which their first run was given."""
-    found: dict[Any, tuple[dict[str, Any], list[RunFiles], list[Trial], str]] = {}
+    trials = list(trials)
+    with_runs = [(trial, trial.run, _telling(trial, trial.run)) for trial in trials if trial.run is not None]
+    # What a sweep compares although it tells no results apart, as executors: names of one sweep by settings.
+    names: dict[Any, set[str]] = {}
+    for trial, _, settings in with_runs:
+        names.setdefault((trial.sweep, _key(settings)), set()).add(trial.group)
+    found: dict[Any, _Entry] = {}
+    by_name: dict[Any, _Entry] = {}
     told: dict[Path, Trial] = {}
-    lost: list[Trial] = []
-    for trial in trials:
-        if trial.run is None:
-            lost.append(trial)
-            continue
+    for trial, run, settings in with_runs:
+        if len(names[trial.sweep, _key(settings)]) > 1:
+            settings["group"] = trial.group
+        # By settings alone: a further seed has no group of a sweep, or one of another name.
+        entry = found.setdefault(_key(settings), _Entry(settings))
+        entry.runs.append(run)
         if trial.group:
-            told[trial.run.path] = trial
-        settings = {
-            key: value for key, value in flat(trial.run.config).items() if not key.startswith(_ELSEWHERE)
-        }
-        settings |= _taken_over(trial.run)
-        if trial.population:  # its members of two seeds have nothing in common but where they began
-            settings["seed"] = trial.seed
-        key = (trial.group, tuple(sorted((name, repr(value)) for name, value in settings.items())))
-        found.setdefault(key, (settings, [], [], trial.group))[1].append(trial.run)
-    by_name = {name: entry for entry in found.values() if (name := entry[3])}
-    only_lost: dict[str, list[Trial]] = {}
-    for trial in lost:
-        if trial.group in by_name:
-            by_name[trial.group][2].append(trial)
+            told[run.path] = trial
+            entry.name = entry.name or trial.group
+            by_name.setdefault(_named(trial), entry)
+    alone: dict[Any, list[Trial]] = {}
+    for trial in (trial for trial in trials if trial.run is None):
+        if _named(trial) in by_name:
+            by_name[_named(trial)].missing.append(trial)
         else:
-            only_lost.setdefault(trial.group, []).append(trial)
+            alone.setdefault(_named(trial), []).append(trial)
     groups = _labelled(list(found.values()))
     for group in groups:
         group.told = {run.path: told[run.path] for run in group.runs if run.path in told}
-    return groups + [Group(name, "", {}, [], trials, name) for name, trials in only_lost.items()]
+    return groups + _without_runs(list(alone.values()))
+
+
+def _telling(trial: Trial, run: RunFiles) -> dict[str, Any]:
+    """The settings that tell a run from those of other groups."""
+    settings = {key: value for key, value in flat(run.config).items() if not key.startswith(_ELSEWHERE)}
+    if run.chose_clusters:
+        settings["clusters"] = _AUTO
+    settings |= _taken_over(run)
+    if trial.population:  # its members of two seeds have nothing in common but where they began
+        settings["seed"] = trial.seed
+    return settings
+
+
+def _key(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, repr(value)) for name, value in settings.items()))
+
+
+def _named(trial: Trial) -> tuple[Path | None, str, int | None]:
+    """What a sweep calls the group: two sweeps may use one name for different things."""
+    return trial.sweep, trial.group, trial.seed if trial.population else None
+
+
+def _without_runs(lost: Sequence[list[Trial]]) -> list[Group]:
+    """A group for each name of a sweep of which nothing was written; sweeps are told where they share a name."""
+    names = [(trials[0].group, trials[0].sweep) for trials in lost]
+    groups = []
+    for (name, sweep), trials in zip(names, lost, strict=True):
+        shared = len({other for same, other in names if same == name}) > 1
+        label = f"{name} ({sweep})" if shared and sweep is not None else name
+        groups.append(Group(label, "", {}, [], trials, name))
+    return groups
 
 
 def _taken_over(run: RunFiles) -> dict[str, str]:
@@ -176,20 +249,22 @@ def _taken_over(run: RunFiles) -> dict[str, str]:
     return found
 
 
-def _labelled(entries: Sequence[tuple[dict[str, Any], list[RunFiles], list[Trial], str]]) -> list[Group]:
-    varying = _varying([entry[0] for entry in entries])
+def _labelled(entries: Sequence[_Entry]) -> list[Group]:
+    varying = _varying([entry.settings for entry in entries])
     groups = []
-    for settings, runs, missing, name in entries:
+    for entry in entries:
+        settings = entry.settings
         chosen = {key: settings[key] for key in varying if key in settings}
         problem = [setting_text(key, value) for key, value in chosen.items()
                    if key.startswith(_PROBLEM) and key not in ("data.name", "partition.name")]  # fmt: skip
         own = [setting_text(key, value) for key, value in chosen.items()
-               if not key.startswith(_PROBLEM) and key not in ("method", "ensemble", "clusters")]  # fmt: skip
+               if not key.startswith(_PROBLEM) and key not in ("method", "ensemble")
+               and (key != "clusters" or value == _AUTO)]  # fmt: skip
         block = ", ".join(
             [str(settings.get("data.name", "?")), str(settings.get("partition.name", "?")), *problem]
         )
-        label = label_of(runs[0].config) + (f" ({', '.join(own)})" if own else "")
-        groups.append(Group(label, block, settings, runs, missing, name))
+        label = label_of(entry.runs[0].config) + (f" ({', '.join(own)})" if own else "")
+        groups.append(Group(label, block, settings, entry.runs, entry.missing, entry.name))
     return groups
 
 

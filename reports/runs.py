@@ -67,6 +67,12 @@ class RunFiles:
         """`values` of settings that a member of a population took over, and after which `round`; empty elsewhere."""
         return self._json("schedule.json") if (self.path / "schedule.json").is_file() else []
 
+    @property
+    def chose_clusters(self) -> bool:
+        """Whether `clusters` was chosen by the run itself (clusters=auto): its config has the choice alone."""
+        chosen = f"clusters={self.setting('clusters')} was chosen by "
+        return any(event["round"] == 0 and event["text"].startswith(chosen) for event in self.events)
+
     def setting(self, key: str) -> Any:
         """A setting by its dotted key; None if the config has none of that name."""
         value: Any = self.config
@@ -184,6 +190,7 @@ class Trial:
     population: bool = (
         False  # whose members take over states and values of each other's, each seed for itself
     )
+    sweep: Path | None = None  # its directory; None outside of sweeps
 
 
 def is_sweep(path: Path) -> bool:
@@ -224,7 +231,7 @@ def sweep_trials(path: Path) -> list[Trial]:
             folder = path / row["run"] if row["run"] else None
             run = RunFiles(folder) if folder is not None and is_run(folder) else None
             seed = int(row["seed"]) if row["seed"] else None
-            trials.append(Trial(run, row["group"], seed, row["status"], row["reason"], *tuning))
+            trials.append(Trial(run, row["group"], seed, row["status"], row["reason"], *tuning, path))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path / 'trials.csv'} is damaged: its line {row} cannot be read.") from error
     return trials

@@ -1,0 +1,108 @@
+"""Which runs become one row: those that differ in their seed alone, wherever they were started."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import experiments.runner
+from experiments.choose_clusters import Choice
+from experiments.config import load_config
+from experiments.runner import run_experiment
+from reports.groups import Group, make_groups
+from reports.runs import find_trials
+from tests.support.written_runs import write_run, write_sweep
+
+
+def sweep_of(folder: Path, group: str, seeds: tuple[int, ...], lr: float = 0.1, **lost: str) -> Path:
+    """A sweep of one group, with a trial more that left nothing behind if `lost` says what became of it."""
+    trials: list[dict[str, object]] = []
+    for seed in seeds:
+        write_run(folder / f"runs/{seed}", seed=seed, config={"local": {"lr": lr}})
+        trials.append({"group": group, "seed": seed, "run": f"runs/{seed}"})
+    if lost:
+        trials.append({"group": group, "seed": 9, **lost})
+    return write_sweep(folder, trials)
+
+
+def groups_of(*paths: Path) -> list[Group]:
+    return make_groups(find_trials(paths))
+
+
+def test_a_further_seed_joins_the_row_of_a_sweep(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path / "sweep", "ifca", (0, 1))
+    alone = write_run(tmp_path / "alone", seed=2, config={"local": {"lr": 0.1}})
+    other = sweep_of(tmp_path / "other", "ifca | lr=0.1", (3, 4))
+    for paths in ([sweep, alone, other], [alone, other, sweep]):
+        (group,) = groups_of(*paths)
+        assert sorted(group.finished) == [0, 1, 2, 3, 4]
+
+
+def test_what_a_sweep_compares_stays_apart_even_if_no_result_depends_on_it(tmp_path: Path) -> None:
+    trials = []
+    for executor in ("loop", "vmap"):
+        for seed in (0, 1):
+            run = f"runs/{executor}-{seed}"
+            write_run(tmp_path / run, seed=seed, config={"local": {"executor": executor}})
+            trials.append({"group": f"ifca, executor={executor}", "seed": seed, "run": run})
+    first, second = groups_of(write_sweep(tmp_path, trials))
+    assert [first.label, second.label] == [
+        "IFCA (group=ifca, executor=loop)",
+        "IFCA (group=ifca, executor=vmap)",
+    ]
+    assert sorted(first.finished) == sorted(second.finished) == [0, 1]
+
+
+def test_seeds_that_chose_their_own_number_of_clusters_are_one_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {0: 2, 1: 2, 2: 3}
+    monkeypatch.setattr(experiments.runner, "choose_clusters", lambda config: Choice(chosen[config.seed], ()))
+    small = ["clients=4", "rounds=1", "local.steps=1", "fleet.backend=in_process", "model=mlp", "method=ifca"]
+    config = load_config(overrides=[*small, "clusters=auto"], env={})
+    runs = [
+        run_experiment(dataclasses.replace(config, seed=seed), tmp_path / f"{seed}", quiet=True)
+        for seed in chosen
+    ]
+    (same,) = groups_of(*runs[:2])
+    assert (same.label, same.clusters, same.note) == ("IFCA", 2, "")
+    (group,) = groups_of(*runs)
+    assert (group.label, group.clusters, sorted(group.finished)) == ("IFCA", None, [0, 1, 2])
+    assert group.note == "K was chosen on validation data: 2 (seed 0, 1), 3 (seed 2)"
+    given = run_experiment(
+        load_config(overrides=[*small, "clusters=2"], env={}), tmp_path / "given", quiet=True
+    )
+    by_label = {each.label: each.clusters for each in groups_of(*runs[:2], given)}
+    assert by_label == {"IFCA (clusters=auto)": 2, "IFCA": 2}
+
+
+def test_a_trial_that_left_nothing_is_noted_on_the_row_of_its_own_sweep(tmp_path: Path) -> None:
+    one = sweep_of(tmp_path / "one", "ifca", (0,), status="failed", reason="out of memory")
+    other = sweep_of(tmp_path / "other", "ifca", (0,), lr=0.9)
+    assert {group.label: group.note for group in groups_of(one, other)} == {
+        "IFCA (lr=0.1)": "seed 9: failed (out of memory)",
+        "IFCA (lr=0.9)": "",
+    }
+
+
+def test_groups_without_a_run_of_two_sweeps_are_told_apart(tmp_path: Path) -> None:
+    one = sweep_of(tmp_path / "one", "cfl", (), status="failed", reason="it broke")
+    other = sweep_of(tmp_path / "other", "cfl", (), status="waiting")
+    assert {group.label: group.note for group in groups_of(one, other)} == {
+        f"cfl ({one})": "seed 9: failed (it broke)",
+        f"cfl ({other})": "seed 9: waiting",
+    }
+    assert [group.label for group in groups_of(one)] == ["cfl"]
+
+
+def test_of_two_runs_of_one_seed_the_first_finished_one_counts(tmp_path: Path) -> None:
+    broken = write_run(tmp_path / "a", accuracy=[0.1] * 4, state="failed")
+    first = write_run(tmp_path / "b", accuracy=[0.5] * 4)
+    second = write_run(tmp_path / "c", accuracy=[0.9] * 4)
+    (group,) = groups_of(broken, first, second)
+    assert [run.path for run in group.counted] == [run.path for run in group.shown] == [first]
+    assert group.by_seed("micro_accuracy") == {0: 0.5}
+    (group,) = groups_of(broken)
+    assert group.counted == [] and [run.path for run in group.shown] == [broken]
