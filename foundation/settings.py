@@ -287,7 +287,7 @@ class SweepSettings:
     scheduler: str = setting("none", "stop bad trials early, or let them take over good ones' models (pbt)",
                              choices=("none", "asha", "median", "pbt"))  # fmt: skip
     metric: str = setting("validation_micro_accuracy", "what tuning looks at: a figure on validation data")
-    mode: str = setting("auto", "whether more is better; auto: not of a loss or a squared error",
+    mode: str = setting("auto", "whether more is better; auto: not of a loss, a squared error or a std",
                         choices=("auto", "max", "min"))  # fmt: skip
     grace: int = setting(5, "asha, median: rounds that every trial is given", at_least=1)
     reduction: int = setting(3, "asha: one in this many trials goes on at each rung", at_least=2)
@@ -297,6 +297,7 @@ class SweepSettings:
     concurrent: int | None = setting(
         None, "trials at a time (default: as many as the cluster holds)", at_least=1
     )
+    table: str = setting("", "published table that the report compares with, as in thesis-2023:6.3")
 
 
 @dataclass

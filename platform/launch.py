@@ -248,6 +248,10 @@ def _run_sweep(sweep: Sweep, request: Request) -> None:
     """Run all trials of a sweep and show their table; or, dry, only say what would be run."""
     from experiments.sweep_directory import sweep_address
 
+    if sweep.settings.table:
+        from reports.published import find_table
+
+        find_table(sweep.settings.table)  # or its report would be refused after hours
     if request.dry:
         from experiments.sweep_dry import describe
 

@@ -15,7 +15,7 @@ from reports.figures_run import run_figures
 from reports.groups import Group, by_block, make_groups
 from reports.page import page
 from reports.published import find_table
-from reports.runs import find_trials
+from reports.runs import find_trials, table_of
 from reports.significance import check_test
 from reports.table_text import as_csv, latex, markdown
 from reports.tables import Table, build_tables
@@ -31,7 +31,7 @@ class ReportRequest:
 
     paths: list[str] = field(default_factory=list)
     out: str = ""  # folder; default: `report` in the one given directory, or here
-    table: str = ""  # a published table, all rows of which are listed
+    table: str = ""  # a published table, all rows of which are listed; default: the one that the sweep names
     test: str = "t"  # t or wilcoxon
     against: str = ""  # row that the others are tested against; default: the best
     metrics: str = ""  # columns of metrics.csv, with commas
@@ -83,7 +83,8 @@ class Report:
 
 def build_report(request: ReportRequest) -> Report:
     """Read the runs, write the tables and the page; whatever is refused is refused before a file is written."""
-    published = find_table(request.table) if request.table else None
+    table = request.table or table_of(request.paths)
+    published = find_table(table) if table else None
     groups = make_groups(find_trials(request.paths))
     if not groups:
         raise UserError(

@@ -2,7 +2,8 @@
 
 `published_results.csv` holds one printed number a line: `source` (the key of a paper), `table`, and the setting as
 the paper names it. `SOURCES` says what the keys mean. A number stands beside a run only if data, partition (with its
-parameters), K and method are the paper's; whatever else differs (clients, rounds, ...) is said beneath the table.
+parameters), K and method are the paper's, and no samples are shifted; whatever else differs (clients, rounds, network,
+groups, ...) is said beneath the table.
 """
 
 from __future__ import annotations
@@ -34,9 +35,34 @@ SOURCES = {
 
 # The settings that a source's experiments share; a run that differs is still compared, and the report says so.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "thesis-2023": {"clients": 200, "rounds": 100, "local.steps": 10, "local.batch": 32, "local.lr": 0.001},
+    "thesis-2023": {
+        "clients": 200, "rounds": 100, "local.steps": 10, "local.epochs": None, "local.batch": 32, "local.lr": 0.001,
+        "local.optimizer": "sgd", "local.momentum": 0.9, "participation.fraction": 1.0, "holdout_clients": 0.0,
+        "partition.test_share": None, "weights": "size",
+    },
     "fedsoft-2022": {"clients": 100, "partition.size_range": [100, 200], "local.optimizer": "adam"},
+    "fesem-2022": {"local.batch": 10, "local.optimizer": "sgd", "partition.test_share": 0.2},
+}  # fmt: skip
+# ... and those of some of its experiments: (setting, value) of a run -> what they have.
+_SETTINGS_OF_SOME: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
+    "thesis-2023": {
+        ("partition.name", "cluster_dirichlet"): {"partition.groups": 10, "partition.group_sizes": []},
+        ("partition.name", "cluster_n_class"): {"partition.groups": 10, "partition.group_sizes": []},
+        ("method", "fedprox"): {"fedprox.mu": 0.95},
+    },
+    "fesem-2022": {
+        ("data.name", "femnist"): {"local.epochs": 5, "local.lr": 0.003},
+        ("data.name", "celeba"): {"local.epochs": 10, "local.lr": 0.03},
+        ("method", "fedprox"): {"fedprox.mu": 0.1},
+    },
 }
+# The networks of a source by their names here; `auto` takes them for its data.
+_NETWORKS = {
+    "thesis-2023": ("auto", "cnn_cifar", "cnn_fashion"),
+    "fesem-2022": ("auto", "cnn_femnist", "cnn_celeba"),
+}
+# Other problems than the papers': clients whose samples or classes are shifted.
+_SHIFTS = ("rotations", "label_swaps", "colours", "noises")
 
 _METRICS = {
     "thesis-2023": {"accuracy": "micro_accuracy", "macro_f1": "micro_macro_f1"},
@@ -189,6 +215,10 @@ def _data_name(config: Mapping[str, Any], clusters: int | None) -> str:
     """What the papers call the data of a config; empty if they have none like it."""
     data = config.get("data") or {}
     name = str(data.get("name"))
+    if any(
+        int(data.get(shift) or 1) > 1 for shift in _SHIFTS if (name, shift) != ("emnist_cases", "rotations")
+    ):
+        return ""
     if name == "emnist_cases":  # FedSoft's letters: both cases, upright or also turned by 90 degrees
         return {1: "emnist_letters", 2: "emnist_letters_rotated"}.get(int(data.get("rotations") or 1), "")
     if name == "synthetic" and data.get("sources") != clusters:  # as many centres as planted models
@@ -238,8 +268,9 @@ def _names(method: str, config: Mapping[str, Any]) -> list[str]:
         return []
     endings = {"finetune": "-Finetune"}
     name = _BASES[base] + "".join(endings.get(addon, f"-{addon.upper()}") for addon in rest)
-    if (config.get("aggregation") or {}).get("name") == "matched":
-        return [f"{name}-MA"]
+    aggregation = (config.get("aggregation") or {}).get("name", "mean")
+    if aggregation != "mean":
+        return [f"{name}-MA"] if aggregation == "matched" else []
     if "con" in rest:
         form = (config.get("con") or {}).get("form", "para")
         return [f"{name}-{form}", *([name] if form == "para" else [])]
@@ -254,13 +285,33 @@ def deviations(config: Mapping[str, Any], sources: Iterable[str]) -> list[str]:
     """Where a run's setting is not the one of a source: `clients=20 (thesis-2023: 200)`."""
     found = []
     for source in sources:
-        for key, expected in SETTINGS.get(source, {}).items():
-            value: Any = config
-            for part in key.split("."):
-                value = value.get(part) if isinstance(value, Mapping) else None
-            if value != expected:
+        for key, expected in _expected(config, source).items():
+            value = _setting(config, key)
+            if value is not _UNSAID and value != expected:
                 found.append(f"{key}={value} ({source}: {expected})")
+        network = _setting(config, "model.name")
+        if network is not _UNSAID and network not in _NETWORKS.get(source, (network,)):
+            found.append(f"model.name={network} ({source}: {' or '.join(_NETWORKS[source][1:])})")
     return found
+
+
+def _expected(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    expected = dict(SETTINGS.get(source, {}))
+    for (key, value), more in _SETTINGS_OF_SOME.get(source, {}).items():
+        if _setting(config, key) == value:
+            expected |= more
+    return expected
+
+
+_UNSAID = object()
+
+
+def _setting(config: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key; a config that does not have it says nothing about it."""
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part, _UNSAID) if isinstance(value, Mapping) else _UNSAID
+    return value
 
 
 def rows_of(table: tuple[str, str], block: tuple[str, str] | None = None) -> Sequence[Published]:

@@ -237,12 +237,25 @@ def sweep_trials(path: Path) -> list[Trial]:
     return trials
 
 
-def _tuning(file: Path) -> tuple[str, str, bool]:
-    """(figure, max or min or auto) that a sweep was tuned by, and if by a population; ("", "auto", False) if not."""
+def table_of(paths: Sequence[str | Path]) -> str:
+    """The published table that all of these sweeps say they repeat (`sweep.table`); empty if there is no such one."""
+    folders = [Path(given).expanduser() for given in paths]
+    named = {str(_asked(f / "sweep.yaml").get("table") or "") if is_sweep(f) else "" for f in folders}
+    return named.pop() if len(named) == 1 else ""
+
+
+def _asked(file: Path) -> dict[str, Any]:
+    """The section `sweep:` of a sweep's file."""
     content = _yaml(file.read_text(encoding="utf-8"), file)
     asked = content.get("sweep") if isinstance(content, dict) else None
     if not isinstance(asked, dict):
         raise UserError(f"{file} is damaged: expected the section sweep in it.")
+    return asked
+
+
+def _tuning(file: Path) -> tuple[str, str, bool]:
+    """(figure, max or min or auto) that a sweep was tuned by, and if by a population; ("", "auto", False) if not."""
+    asked = _asked(file)
     if not asked.get("sample") and asked.get("scheduler", "none") == "none":
         return "", "auto", False
     figure = str(asked.get("metric", "validation_micro_accuracy"))

@@ -8,10 +8,14 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from experiments.config import config_to_yaml
 from experiments.sweep_config import Sweep, load_sweep
 from experiments.sweep_directory import read_rows
-from reports.published import find_table, rows_of
+from foundation.settings import ExperimentSettings
+from reports.published import deviations, find_table, published_for, rows_of
+from strategies import METHODS, parse_method
 
 FOLDER = Path(__file__).parents[2] / "tune_configs"
 TABLES = [
@@ -57,7 +61,7 @@ def test_a_file_opens_with_command_source_cost_and_score(name: str) -> None:
     assert cost.split()[:2] == [str(sweep_of(name).planned), "trials"]
     # FeMAM's text prints no numbers; the twin of 7.1 is cam-1-small.
     assert re.search(r"\d", expected) or name == "femam", expected
-    for table in re.findall(r" table=(\S+)", header.group()):
+    if table := sweep_of(name).settings.table:
         rows = rows_of(find_table(table))
         printed = {each.mean for each in rows} | {each.std for each in rows}
         assert {float(number) for number in re.findall(r"\d+\.\d+", expected)} <= printed
@@ -78,6 +82,36 @@ def test_a_file_is_a_valid_sweep(name: str) -> None:
     sweep = sweep_of(name)
     assert sweep.planned >= 2 and sweep.base.name == name
     assert len(sweep.trials()) == sweep.planned
+
+
+def clusters_of(config: ExperimentSettings) -> int | None:
+    """K as a report tells it: of the clusters, of the copies in an ensemble, or none."""
+    copies = re.fullmatch(r".*\*(\d+)", config.ensemble[0]) if len(config.ensemble) == 1 else None
+    if copies:
+        return int(copies[1])
+    base = parse_method(config.method)[0]
+    several = config.ensemble or METHODS.find(base).clustered or base in ("fedsoft", "fedem")
+    return int(config.clusters) if several else None
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_numbers_beside_a_table_are_its_own_and_its_settings_the_papers(name: str) -> None:
+    sweep = sweep_of(name)
+    paper, _, number = name.rpartition("-")
+    table = {
+        "thesis": "thesis-2023",
+        "cam": "thesis-2023",
+        "fesem": "fesem-2022",
+        "fedsoft": "fedsoft-2022",
+    }.get(paper)
+    own = f"{table}:{({'cam-1': '7.1', 'cam-2': '7.3'}).get(name, number)}" if table else ""
+    assert sweep.settings.table == own
+    for label, config in sweep.combinations.items() if own else ():
+        settings = yaml.safe_load(config_to_yaml(config))
+        found = published_for(settings, clusters_of(config), find_table(own))
+        assert found, label
+        assert {(each.source, each.table) for each in found.values()} == {find_table(own)}
+        assert deviations(settings, [find_table(own)[0]]) == [], label
 
 
 def test_femam_has_the_released_schedule_and_personalised_references() -> None:

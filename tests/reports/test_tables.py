@@ -17,7 +17,14 @@ from foundation.errors import UserError
 from reports.build import ReportRequest, build_report
 from reports.groups import Group, make_groups
 from reports.page import page
-from reports.published import deviations, find_table, method_names, published_for, published_results
+from reports.published import (
+    Published,
+    deviations,
+    find_table,
+    method_names,
+    published_for,
+    published_results,
+)
 from reports.runs import find_trials
 from reports.significance import holm, paired_p
 from reports.table_text import as_csv, latex, markdown, print_tables
@@ -341,6 +348,53 @@ def test_a_published_number_needs_the_papers_setting() -> None:
     other = {"method": "ifca", "data": {"name": "femnist"}, "partition": {"name": "natural"}}
     assert published_for(other, 3)["macro_macro_f1"].method == "HypoCluster"
     assert deviations(config | {"rounds": 100}, ["thesis-2023"]) == []
+
+
+CIFAR = {
+    "method": "fedavg", "data": {"name": "cifar10"},
+    "partition": {"name": "cluster_dirichlet", "alpha": 0.1, "alpha_within": 10.0, "groups": 10, "group_sizes": []},
+    "clients": 200, "rounds": 100, "local": {"steps": 10, "batch": 32, "lr": 0.001, "epochs": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "other", [{"data": {"name": "cifar10", "rotations": 4}}, {"data": {"name": "cifar10", "label_swaps": 2}},
+              {"aggregation": {"name": "median"}}],
+)  # fmt: skip
+def test_another_problem_or_method_has_no_published_number(other: dict[str, object]) -> None:
+    assert published_for(CIFAR, None)["micro_accuracy"].mean == 24.38
+    assert published_for({**CIFAR, **other}, None) == {}
+
+
+@pytest.mark.parametrize(
+    ("other", "note"),
+    [
+        ({"model": {"name": "resnet18"}}, "model.name=resnet18 (thesis-2023: cnn_cifar or cnn_fashion)"),
+        ({"participation": {"fraction": 0.1}}, "participation.fraction=0.1 (thesis-2023: 1.0)"),
+        ({"local": {"epochs": 20}}, "local.epochs=20 (thesis-2023: None)"),
+        ({"partition": {**CIFAR["partition"], "groups": 2}}, "partition.groups=2 (thesis-2023: 10)"),  # type: ignore[dict-item]
+        ({"method": "fedprox", "fedprox": {"mu": 0.0}}, "fedprox.mu=0.0 (thesis-2023: 0.95)"),
+    ],
+)
+def test_whatever_else_is_not_the_papers_is_said(other: dict[str, object], note: str) -> None:
+    assert deviations({**CIFAR, "model": {"name": "auto"}}, ["thesis-2023"]) == []
+    assert deviations({**CIFAR, **other}, ["thesis-2023"]) == [note]
+
+
+def test_a_sweep_says_which_published_table_it_repeats(tmp_path: Path) -> None:
+    config = {**CIFAR, "method": "ifca+con", "partition": {"name": "dirichlet", "alpha": 0.1}, "clusters": 10}
+    clusters = {"cluster_sizes": [[2, 2]] * 4}
+    run = write_run(tmp_path / "s/runs/a", method="ifca+con", config=config, metrics=clusters)
+    trial = {"group": "ifca+con", "seed": 0, "run": run.relative_to(tmp_path / "s").as_posix()}
+
+    def shown(**sweep: str) -> Published | None:
+        write_sweep(tmp_path / "s", [trial], sweep)
+        built = build_report(ReportRequest([str(tmp_path / "s")], figures="no"))
+        return built.tables[0].rows[0].cells["micro_accuracy"].published
+
+    earliest, own = shown(), shown(table="thesis-2023:6.3")
+    assert earliest is not None and own is not None
+    assert (earliest.table, own.table) == ("4.3", "6.3") and earliest.mean != own.mean
 
 
 @pytest.mark.parametrize(
