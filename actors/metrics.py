@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # the server and the driver import this module too, and torch
     from torch import Tensor
 
 # Which end of a metric is the worse one.
+_FIGURES = ("micro", "macro", "worst10", "std")
 _LOW_IS_WORSE = {"loss": False, "accuracy": True, "macro_f1": True, "mse": False}
 
 
@@ -32,8 +33,7 @@ def client_metrics(outputs: Tensor, targets: Tensor, losses: Tensor, classes: in
     """
     samples = len(targets)
     if samples == 0:
-        names = ["loss", "mse"] if classes is None else ["loss", "accuracy", "macro_f1"]
-        return dict.fromkeys(names, math.nan)
+        return dict.fromkeys(metric_names(classes), math.nan)
     loss = float(losses.detach().double().mean())
     if classes is None:
         error = outputs.detach().reshape(-1).double() - targets.reshape(-1).double()
@@ -52,6 +52,20 @@ def client_metrics(outputs: Tensor, targets: Tensor, losses: Tensor, classes: in
     present = occurrences > 0
     f1 = 2.0 * right[present] / occurrences[present]
     return {"loss": loss, "accuracy": int(right.sum()) / samples, "macro_f1": math.fsum(f1) / len(f1)}
+
+
+def metric_names(classes: int | None) -> list[str]:
+    """What is measured of a client; without classes it is a regression."""
+    return ["loss", "mse"] if classes is None else ["loss", "accuracy", "macro_f1"]
+
+
+def figure_names(classes: int | None) -> list[str]:
+    """The names that `summarise` gives to figures over clients.
+
+    >>> figure_names(None)[:3]
+    ['micro_loss', 'micro_mse', 'macro_loss']
+    """
+    return [f"{over}_{name}" for over in _FIGURES for name in metric_names(classes)]
 
 
 def summarise(clients: Mapping[str, npt.NDArray[Any]], weights: npt.ArrayLike) -> dict[str, float]:

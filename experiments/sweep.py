@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.cluster import connected
+from actors.metrics import figure_names
 from actors.placement import actor_count, capacity, fits
 from experiments.config import config_from_yaml, config_to_yaml
 from experiments.storage import (
@@ -34,6 +35,7 @@ from experiments.sweep_directory import FAILED, FINISHED, OVER, RUNNING, STOPPED
 from experiments.sweep_view import SweepView
 from experiments.twins import in_order, twins
 from foundation.errors import UserError
+from foundation.registry import nearest
 from foundation.settings import ExperimentSettings
 
 SMALL = 50_000  # training samples in a round, over all clients: below it, actors cost more than they save
@@ -97,9 +99,21 @@ def _check_data(sweep: Sweep) -> None:
         def try_it(config: ExperimentSettings = config) -> None:
             federation, _ = shared_federation(config)
             check_network(config, federation.input_shape, federation.classes)
+            _check_metric(sweep, federation.classes)
 
         with_label(try_it, label, len(sweep.combinations))
     forget()  # the trials' own processes load what they need
+
+
+def _check_metric(sweep: Sweep, classes: int | None) -> None:
+    """A figure that no trial tells would switch the tuning off without a word."""
+    known = [f"validation_{name}" for name in figure_names(classes)]
+    if (sweep.space or sweep.tunes) and sweep.settings.metric not in known:
+        task = "a regression" if classes is None else f"a task of {classes} classes"
+        raise UserError(
+            f"Expected sweep.metric to be a figure of {task}, got '{sweep.settings.metric}'. "
+            f"{nearest(sweep.settings.metric, known)}"
+        )
 
 
 def _go_on(directory: SweepDirectory, command: str | None, quiet: bool) -> None:

@@ -25,6 +25,7 @@ from experiments.config import (
     Given,
     check,
     fragment,
+    full_schema,
     layered,
     leaves,
     method_parts,
@@ -96,7 +97,7 @@ class Sweep:
         """max or min."""
         if self.settings.mode != "auto":
             return self.settings.mode
-        return "min" if re.search(r"loss|mse", self.settings.metric) else "max"
+        return "min" if re.search(r"loss|mse|std_", self.settings.metric) else "max"
 
     def trials(self) -> list[Trial]:
         """Every trial that is known before the first one has run: all of them but those of Optuna."""
@@ -451,13 +452,31 @@ def _space(value: Any, settings: SweepSettings, source: str) -> dict[str, str]:
             "Expected sweep.sampler=random or optuna beside sweep.sample, got grid: choose one, or list the values in "
             "sweep.grid."
         )
+    if "seed" in space:
+        raise UserError(
+            f"Expected seeds in sweep.seeds, got sweep.sample.seed={space['seed']}: write sweep.seeds=[...]."
+        )
     for key, text in space.items():
         _, arguments = parse_distribution(key, text)
         corners = arguments[0] if isinstance(arguments[0], list) else arguments[:2]
         for corner in corners:  # a value of the right kind and in range, whatever is drawn
             fragment({key: corner}, source)
+        _check_whole(key, text)
         domain(key, text)  # or Tune would refuse it when the first point is drawn
     return space
+
+
+def _check_whole(key: str, text: str) -> None:
+    """What is drawn for a whole number is one: a trial is known by its values, and 5.37 and 5.12 would both be 5."""
+    name, arguments = parse_distribution(key, text)
+    whole = name == "quniform" and all(float(each).is_integer() for each in arguments)
+    leaf = leaves(full_schema()).get(key)
+    if leaf is not None and leaf.type is int and name in ("uniform", "loguniform", "quniform") and not whole:
+        instead = "lograndint" if name == "loguniform" else "randint"
+        raise UserError(
+            f"Expected a distribution of whole numbers for sweep.sample.{key}, got {quote(text)}: use {instead}(low, "
+            "high), whose high is left out, or choice([...])."
+        )
 
 
 _KINDS = {"uniform": 2, "loguniform": 2, "quniform": 3, "randint": 2, "lograndint": 2, "choice": 1}

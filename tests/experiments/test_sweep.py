@@ -573,6 +573,28 @@ def test_rounds_of_a_twin_count_neither_as_pace_nor_as_work_to_come(tmp_path: Pa
     directory.close()
 
 
+def test_a_figure_that_no_trial_tells_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    drawn = ("sweep.sampler=random", "sweep.samples=2", "partition.validation=0.2", "method=fedavg")
+    place = str(tmp_path / "sweep")
+    wrong = sweep_of(
+        tmp_path, *drawn, "sweep.sample.local.lr=uniform(0.1,0.2)", "sweep.metric=validation_micro_acuracy"
+    )
+    with pytest.raises(
+        UserError, match=r"a task of 10 classes, got 'validation_micro_acuracy'.*validation_micro_accuracy"
+    ):
+        run_sweep(wrong, place)
+    regression = (
+        "data=synthetic",
+        "data.rotations=1",
+        "model=linear_regression",
+        "sweep.sample.local.lr=uniform(0.01,0.02)",
+    )
+    with pytest.raises(UserError, match="a figure of a regression, got 'validation_micro_accuracy'"):
+        run_sweep(sweep_of(tmp_path, *drawn, *regression), place)
+    assert not Path(place).exists()
+    assert sweep_of(tmp_path, *drawn, *regression, "sweep.metric=validation_std_mse").mode == "min"
+
+
 def test_a_sweep_that_was_refused_leaves_its_name_free(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, HERE, "method=ifca", "sweep.seeds=2")
     for place in (str(tmp_path / "sweep"), (tmp_path / "store/sweep").as_uri()):

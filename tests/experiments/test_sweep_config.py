@@ -185,6 +185,11 @@ MISTAKES = {
         VALID + 'sweep: {sampler: random, sample: {local.lr: "quniform(0.05, 1, 0.1)"}}',
     "got 'loguniform(0, 0.9)': LogUniform requires a lower bound":
         VALID + 'sweep: {sampler: random, sample: {local.momentum: "loguniform(0, 0.9)"}}',
+    "Expected a distribution of whole numbers for sweep.sample.local.batch, got 'loguniform(8, 128)': use lograndint":
+        VALID + 'sweep: {sampler: random, sample: {local.batch: "loguniform(8, 128)"}}',
+    "Expected a distribution of whole numbers for sweep.sample.local.epochs":
+        VALID + 'sweep: {sampler: random, sample: {local.epochs: "quniform(1, 5, 0.5)"}}',
+    "Expected seeds in sweep.seeds": VALID + "sweep: {sampler: random, sample: {seed: 'randint(0, 9)'}}",
     "Expected settings inside 'sweep'": "sweep: 3",
     "Expected at most 20000 trials": "sweep: {seeds: 20001}",
     "Expected an entry of sweep.cases to be settings": "sweep: {cases: [3]}",
