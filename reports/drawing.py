@@ -169,16 +169,12 @@ def _bars(data: Data) -> Drawn:
     axes.errorbar(
         values, places, xerr=np.nan_to_num(errors), fmt="none", ecolor="#222222", capsize=3, linewidth=1
     )
-    known = [value for value in [*values, *published] if np.isfinite(value)]
     if any(np.isfinite(published)):
         axes.plot(
             published, places, "D", markerfacecolor="white", markeredgecolor="#222222", label="published"
         )
         axes.legend(fontsize=8, frameon=False)
-    room = max((max(known) - min(known)) * 0.35, abs(max(known)) * 0.02)
-    axes.set_xlim(
-        max(0.0, min(known) - room) if min(known) > 0 else min(known) - room, max(known) + room * 0.6
-    )
+    axes.set_xlim(*data["range"])
     axes.set_yticks(list(places), names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(data["y"])

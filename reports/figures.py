@@ -6,7 +6,7 @@
 |---------|------|
 | lines   | `x`, `y` titles; `series` of name, x, y, low, high (or None), marks (x of vertical lines), color, dash |
 | stack   | `x`, `y` titles; `at` (positions or names); `series` of name, y, color; `bars` or areas |
-| bars    | `y` title; `names`, `values`, `errors`, `published`, `colors` |
+| bars    | `y` title; `names`, `values`, `errors`, `published`, `colors`; `range` of the axis |
 | spread  | `y` title; `series` of name, values, color |
 | flow    | `columns`; `nodes` of column, name, size, color; `links` of source, target, count |
 | scatter | `panels` of title, x, y, client, color, symbol; `colors` and `symbols` are their names |

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +14,7 @@ from reports.figures import Figure, numbers, short
 from reports.groups import Group, by_block, mean, std
 from reports.names import Metric, headline_metrics, metric
 from reports.runs import RunFiles
-from reports.tables import Table, model_size
+from reports.tables import Cell, Table, model_size
 
 _MOST_POINTS = 101  # values that stand for the clients of a group
 _STAGES = 6  # stages of a round with a colour of their own
@@ -57,15 +57,20 @@ def _curve_metrics(groups: Sequence[Group]) -> list[Metric]:
 
 def curve(group: Group, name: str) -> dict[str, Any] | None:
     """Mean and std over seeds of a metric, at the rounds that all finished runs of the group measured."""
-    runs = [run for run in group.runs if run.status.get("state") == "finished"] or group.runs
-    values = [{row["round"]: row[name] for row in run.metrics if name in row} for run in runs]
-    values = [found for found in values if found]
-    if not values:
+    values = [{row["round"]: row[name] for row in run.metrics if name in row} for run in group.shown]
+    by_round = _in_all(values)
+    if not by_round:
         return None
-    rounds = sorted(set(values[0]).intersection(*values[1:]))
-    by_round = [[found[number] for found in values] for number in rounds]
-    return {"x": rounds, "mean": [mean(each) for each in by_round], "seeds": len(values),
-            "std": [std(each) for each in by_round] if len(values) > 1 else None}  # fmt: skip
+    seeds = len(next(iter(by_round.values())))
+    return {"x": list(by_round), "mean": [mean(each) for each in by_round.values()], "seeds": seeds,
+            "std": [std(each) for each in by_round.values()] if seeds > 1 else None}  # fmt: skip
+
+
+def _in_all(values: Sequence[Mapping[int, float]]) -> dict[int, list[float]]:
+    """Round -> the value of each run, in rounds that all runs with any value have."""
+    known = [found for found in values if found]
+    rounds = sorted(set(known[0]).intersection(*known[1:])) if known else []
+    return {number: [found[number] for found in known] for number in rounds}
 
 
 def _convergence(problem: str, groups: Sequence[Group], each: Metric, colors: dict[int, int]) -> list[Figure]:
@@ -80,12 +85,12 @@ def _convergence(problem: str, groups: Sequence[Group], each: Metric, colors: di
             low = short(m - each.scale * s for m, s in zip(centre, found["std"], strict=True))
             high = short(m + each.scale * s for m, s in zip(centre, found["std"], strict=True))
         series.append({"name": title_of(group), "x": found["x"], "y": numbers(centre), "low": low, "high": high,
-                       "marks": level_rounds(group.runs[0]), "color": colors[id(group)], "dash": 0})  # fmt: skip
+                       "marks": level_rounds(group.shown[0]), "color": colors[id(group)], "dash": 0})  # fmt: skip
     if not series:
         return []
     marked = any(one["marks"] for one in series)
     about = "Test data, mean over seeds; the band is one standard deviation." + (
-        " A dotted line is a round in which a level of models was added." if marked else ""
+        " A dotted line is a round in which the first seed added a level of models." if marked else ""
     )
     data = {"x": "round", "y": each.label, "series": series}
     return [Figure("convergence", "results", "Convergence", about, "lines", data,
@@ -107,8 +112,10 @@ def _bars(problem: str, table: Table, colors: dict[int, int]) -> list[Figure]:
             if row.cells[each.name].mean is not None or row.cells[each.name].published
         ]
         cells = [row.cells[each.name] for row in rows]
-        if not any(cell.mean is not None for cell in cells):
+        means = [cell.mean for cell in cells if cell.mean is not None and math.isfinite(cell.mean)]
+        if not means:
             continue
+        low, high = _axis(cells)
         data = {
             "y": each.label,
             "names": [
@@ -118,15 +125,28 @@ def _bars(problem: str, table: Table, colors: dict[int, int]) -> list[Figure]:
             "errors": numbers(cell.std for cell in cells),
             "published": numbers(cell.published.mean if cell.published else None for cell in cells),
             "colors": [colors.get(id(row.group), 8) for row in rows],
+            "range": [low, high],
         }
         about = "Mean of the last evaluations; whiskers are one standard deviation over seeds."
-        if min(value for cell in cells if (value := cell.mean) is not None) > 0:
+        if low > 0:
             about += " The axis does not begin at 0."
         if any(cell.published for cell in cells):
             about += " A diamond is the published value."
         figures.append(Figure("bars", "results", "Final results", about, "bars", data,
                               {"problem": problem, "metric": each.label}))  # fmt: skip
     return figures
+
+
+def _axis(cells: Sequence[Cell]) -> tuple[float, float]:
+    """From where to where bars are drawn: all means, whiskers and published values with room around them."""
+    ends = [cell.published.mean for cell in cells if cell.published]
+    for cell in cells:
+        if cell.mean is not None:
+            ends += [cell.mean - (cell.std or 0.0), cell.mean + (cell.std or 0.0)]
+    known = [value for value in ends if math.isfinite(value)]
+    least, most = min(known), max(known)
+    room = max((most - least) * 0.35, abs(most) * 0.02)
+    return max(0.0, least - room) if least > 0 else least - room, most + room * 0.6
 
 
 def _clients(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> list[Figure]:
@@ -152,21 +172,24 @@ def _clients(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> l
         "Each client's own test figure, mean of the last evaluations, all seeds together. Many clients are shown by "
         f"{_MOST_POINTS} evenly spaced quantiles."
     )
+    if any(group.settings.get("holdout_clients") for group in groups):
+        about += " Clients that were held out are not among them."
     return [Figure("clients", "clients", "How clients fare", about, "spread", {"y": each.label, "series": series},
                    {"problem": problem})]  # fmt: skip
 
 
 def client_values(group: Group, name: str) -> Any:
-    """One value per client and finished seed: the mean of its last evaluations."""
+    """One value per client that trains and finished seed: the mean of its last evaluations."""
     found = []
-    for run in group.runs:
-        figures = group.finished.get(int(run.setting("seed") or 0))
-        if figures is None or not figures["evaluations"]:
+    for run, figures in zip(group.counted, group.finished.values(), strict=True):
+        if not figures["evaluations"]:
             continue
-        table = run.table("clients", ["round", "client", name], figures["evaluations"])
+        table = run.table("clients", ["round", "client", "held_out", name], figures["evaluations"])
         if name in table:
-            order = np.unique(table["client"], return_inverse=True)[1]
-            sums = np.bincount(order, weights=table[name].astype(np.float64))
+            # As in the headline figure, which is over clients that train.
+            trains = ~np.asarray(table.get("held_out", np.zeros(len(table[name]))), bool)
+            order = np.unique(table["client"][trains], return_inverse=True)[1]
+            sums = np.bincount(order, weights=table[name][trains].astype(np.float64))
             found.append(sums / np.bincount(order))
     values = np.concatenate(found) if found else np.zeros(0)
     return values[np.isfinite(values)]
@@ -197,7 +220,8 @@ def _work_curves(problem: str, groups: Sequence[Group], colors: dict[int, int]) 
             if series:
                 data = {"x": axis, "y": each.label, "series": series}
                 about = (
-                    "What is reached for what was spent so far: model values moved per participant, or time."
+                    "What is reached for what was spent so far, means over seeds: model values moved per "
+                    "participant, or time."
                 )
                 figures.append(Figure("work", "cost", "Accuracy for its cost" if "accuracy" in each.label else
                                       f"{each.label} for its cost", about, "lines", data,
@@ -206,26 +230,35 @@ def _work_curves(problem: str, groups: Sequence[Group], colors: dict[int, int]) 
 
 
 def _megabytes(group: Group) -> dict[int, float]:
-    size = model_size(group.runs[0].path)
-    rows = [row for row in group.runs[0].metrics if "cost_models_down" in row and "cost_models_up" in row]
+    size = next((found for run in group.shown if (found := model_size(run.path)) is not None), None)
     if size is None:
         return {}
-    moved = np.cumsum([(row["cost_models_down"] + row["cost_models_up"]) * size * 4 / 1e6 for row in rows])
-    return {row["round"]: float(total) for row, total in zip(rows, moved, strict=True)}
+    models = [
+        {row["round"]: row["cost_models_down"] + row["cost_models_up"] for row in run.metrics
+         if "cost_models_down" in row and "cost_models_up" in row}
+        for run in group.shown
+    ]  # fmt: skip
+    return {number: moved * size * 4 / 1e6 for number, moved in _spent(models).items()}
 
 
 def _seconds(group: Group) -> dict[int, float]:
-    rows = [row for row in group.runs[0].timings if "total" in row]
-    return {
-        row["round"]: float(at)
-        for row, at in zip(rows, np.cumsum([row["total"] for row in rows]), strict=True)
-    }
+    return _spent(
+        [{row["round"]: row["total"] for row in run.timings if "total" in row} for run in group.shown]
+    )
+
+
+def _spent(by_run: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Round -> what was spent up to it, mean over the runs; of each run is given what each round took."""
+    totals = [
+        dict(zip(each, np.cumsum(list(each.values())).tolist(), strict=True)) for each in by_run if each
+    ]
+    return {number: mean(values) for number, values in _in_all(totals).items()}
 
 
 def _stages(problem: str, groups: Sequence[Group]) -> list[Figure]:
     medians: list[dict[str, float]] = []
     for group in groups:
-        rows = [row for run in group.runs for row in run.timings]
+        rows = [row for run in group.shown for row in run.timings]
         names = dict.fromkeys(name for row in rows for name in row if name != "round")
         found = {name: statistics.median(row.get(name, 0.0) for row in rows) for name in names}
         total = found.pop("total", math.fsum(found.values()))
@@ -254,7 +287,7 @@ def _stages(problem: str, groups: Sequence[Group]) -> list[Figure]:
 def _moved(problem: str, groups: Sequence[Group]) -> list[Figure]:
     series = []
     for at, (key, name) in enumerate((("cost_models_down", "received"), ("cost_models_up", "delivered"))):
-        values = [[row[key] for run in group.runs for row in run.metrics if key in row] for group in groups]
+        values = [[row[key] for run in group.shown for row in run.metrics if key in row] for group in groups]
         if not all(values):
             return []
         series.append({"name": name, "y": [mean(each) for each in values], "color": at})

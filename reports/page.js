@@ -82,9 +82,6 @@
         xaxis: sideways ? axis(data.y) : across, yaxis: sideways ? names(data.at) : up })];
     },
     bars(data) {
-      const shown = data.values.concat(data.published).filter((value) => value !== null);
-      const least = Math.min(...shown), most = Math.max(...shown), room = Math.max((most - least) * 0.35, most * 0.02);
-      const base = least > 0 ? Math.max(0, least - room) : least - room;
       const traces = [{
         type: "bar", orientation: "h", y: data.names, x: data.values, marker: { color: data.colors.map((at) => faint(at, 0.85)) },
         error_x: { type: "data", array: data.errors, thickness: 1.4, width: 5, color: style("--ink") }, name: "this run",
@@ -94,7 +91,7 @@
         traces.push({ type: "scatter", mode: "markers", y: data.names, x: data.published, name: "published", marker: { symbol: "diamond", size: 10,
           color: style("--card"), line: { width: 2, color: style("--ink") } }, hovertemplate: "published: %{x:.4~g}<extra></extra>" });
       }
-      return [traces, layout({ xaxis: axis(data.y, { range: [base, most + room * 0.6] }), yaxis: names(data.names), bargap: 0.32,
+      return [traces, layout({ xaxis: axis(data.y, { range: data.range }), yaxis: names(data.names), bargap: 0.32,
         height: Math.max(180, 70 + 36 * data.names.length) })];
     },
     spread(data) {

@@ -16,9 +16,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import experiments
 import reports.drawing
@@ -26,12 +28,16 @@ from experiments.config import load_config
 from experiments.runner import run_experiment
 from foundation.errors import UserError
 from reports.build import DETAILED, Report, ReportRequest, _for_papers, build_report
-from reports.drawing import draw_figures
+from reports.drawing import draw, draw_figures
 from reports.figures import Figure, numbers, without_lone_choices
+from reports.figures_results import result_figures
 from reports.figures_run import flow_data, sprite
+from reports.groups import make_groups
 from reports.page import figures_in
+from reports.runs import find_trials
+from reports.tables import build_tables
 from tests.support.browser import CHROMIUM, look
-from tests.support.written_runs import write_run, write_sweep
+from tests.support.written_runs import write_csv, write_run, write_sweep
 
 SMALL = [
     "clients=6",
@@ -309,9 +315,6 @@ def test_models_on_distributions_are_the_metrics(tmp_path: Path) -> None:
 
 
 def test_bars_and_heatmap_of_the_federation_by_group(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = write_run(tmp_path / "run")
     clients = {"round": [4] * 3, "client": [0, 1, 2], "group": [1, 0, 1], "accuracy": [0.5, 0.6, 0.7]}
     pq.write_table(pa.table(clients), path / "clients.parquet")
@@ -336,6 +339,98 @@ def test_bars_and_heatmap_of_the_federation_by_group(tmp_path: Path) -> None:
     assert data["z"] == [[1.0, 0.57, 0.0], [0.57, 1.0, 0.43], [0.0, 0.43, 1.0]]
     (caption,) = [each["caption"] for each in found if each["family"] == "similarity"]
     assert "mean similarity 0.29 between groups, 0.43 within" in caption
+
+
+def compared(*paths: Path) -> dict[str, list[Figure]]:
+    """Family -> the figures that compare these runs."""
+    groups = make_groups(find_trials(paths))
+    found: dict[str, list[Figure]] = {}
+    for figure in result_figures(groups, build_tables(groups)):
+        found.setdefault(figure.family, []).append(figure)
+    return found
+
+
+def write_table(path: Path, **columns: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+
+
+def test_whiskers_end_inside_the_axis(tmp_path: Path) -> None:
+    wide = [write_run(tmp_path / f"a{n}", seed=n, accuracy=[value] * 4) for n, value in enumerate((0.6, 0.9))]
+    narrow = [
+        write_run(tmp_path / f"b{n}", method="fedavg", seed=n, accuracy=[value] * 4)
+        for n, value in enumerate((0.74, 0.75))
+    ]
+    figure = compared(*wide, *narrow)["bars"][0]
+    low, high = figure.data["range"]
+    assert 0 < low < 60 and high > 90 and "The axis does not begin at 0." in figure.caption
+    assert draw(figure).axes[0].get_xlim() == (low, high)
+    # Room around bars far from each other reaches 0, and nothing is said.
+    far = [
+        write_run(tmp_path / name, method=name, accuracy=[value] * 4)
+        for name, value in (("cfl", 0.1), ("ifca", 0.9))
+    ]
+    figure = compared(*far)["bars"][0]
+    assert figure.data["range"][0] == 0 and "begin" not in figure.caption
+
+
+def test_a_metric_that_is_nowhere_finite_has_no_bars(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", metrics={"micro_macro_f1": [float("nan")] * 4})
+    assert [figure.choice["metric"] for figure in compared(run)["bars"]] == ["accuracy (%)"]
+    diverged = write_run(tmp_path / "diverged", accuracy=[float("nan")] * 4)
+    names = [file.name for file in build_report(ReportRequest([str(diverged)])).files]
+    assert "report.html" in names and not any(name.startswith("bars") for name in names)
+
+
+def test_costs_and_levels_are_those_of_finished_seeds(tmp_path: Path) -> None:
+    """The first seed failed before its first round; the others took 1 and 3 seconds a round."""
+    broken = write_run(
+        tmp_path / "0", method="femam", seed=0, accuracy=[], config={"rounds": 4}, state="failed"
+    )
+    paths = [broken]
+    for seed, seconds, moved in ((1, 1.0, 2.0), (2, 3.0, 4.0)):
+        metrics = {"levels": [1, 1, 2, 3], "cost_models_down": [moved] * 4, "cost_models_up": [0.0] * 4}
+        paths.append(write_run(tmp_path / f"{seed}", method="femam", seed=seed, metrics=metrics))
+        write_csv(paths[-1] / "timings.csv", {"round": [1, 2, 3, 4], "total": [seconds] * 4})
+        (paths[-1] / "models").mkdir()
+        save_file({"model": np.zeros((1, 1000), np.float32)}, paths[-1] / "models/model.safetensors")
+    found = compared(*paths)
+    assert all(
+        series["marks"] == [3, 4] for figure in found["convergence"] for series in figure.data["series"]
+    )
+    x = {figure.choice["cost"]: figure.data["series"][0]["x"] for figure in found["work"]}
+    assert x["seconds"] == [2.0, 4.0, 6.0, 8.0]
+    assert x["megabytes moved per client"] == pytest.approx([0.012, 0.024, 0.036, 0.048])
+
+
+def test_of_two_runs_of_one_seed_all_figures_show_the_one_that_the_table_counts(tmp_path: Path) -> None:
+    paths = []
+    for name, value in (("first", 0.5), ("second", 0.9)):
+        metrics = {"cost_models_down": [10 * value] * 4}
+        paths.append(write_run(tmp_path / name, accuracy=[value] * 4, metrics=metrics))
+        write_csv(paths[-1] / "timings.csv", {"round": [1, 2, 3, 4], "total": [value] * 4})
+        clients = {"round": [4, 4], "client": [0, 1], "accuracy": [value, value]}
+        write_table(paths[-1] / "clients.parquet", **clients)
+    found = compared(*paths)
+    assert found["convergence"][0].data["series"][0]["y"] == [50.0] * 4
+    assert found["bars"][0].data["values"] == [50.0]
+    assert found["clients"][0].data["series"][0]["values"] == [50.0, 50.0]
+    assert found["communication"][0].data["series"][0]["y"] == [5.0]
+    (seconds,) = [figure for figure in found["work"] if figure.choice["cost"] == "seconds"]
+    assert seconds.data["series"][0]["x"] == [0.5, 1.0, 1.5, 2.0]
+    assert sum(series["y"][0] for series in found["time"][0].data["series"]) == 0.5
+
+
+def test_clients_that_were_held_out_are_not_among_those_that_train(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", config={"holdout_clients": 0.5})
+    clients = {"round": [4, 4], "client": [0, 1], "accuracy": [0.25, 0.75], "held_out": [False, True]}
+    write_table(run / "clients.parquet", **clients)
+    (figure,) = compared(run)["clients"]
+    assert figure.data["series"][0]["values"] == [25.0] and figure.data["series"][0]["clients"] == 1
+    assert "held out are not among them" in figure.caption
+    everyone = write_run(tmp_path / "everyone")
+    write_table(everyone / "clients.parquet", **{**clients, "held_out": [False, False]})
+    assert "held out" not in compared(everyone)["clients"][0].caption
 
 
 # The file ---------------------------------------------------------------------------------------------------
