@@ -210,7 +210,8 @@ def _overview(tables: Sequence[Table]) -> str:
         for table, metric in columns:
             row = next((row for row in table.rows if (row.label, row.clusters) == (label, clusters)), None)
             cell = row.cells[metric.name] if row is not None else Cell()
-            cells.append(_latex_style(tex(mean_text(cell.mean, cell.std, metric, PLUS_MINUS)), cell.rank))
+            rank = cell.rank if table.compares else None  # a lone row is not the best of anything
+            cells.append(_latex_style(tex(mean_text(cell.mean, cell.std, metric, PLUS_MINUS)), rank))
         body.append(" & ".join(["" if clusters is None else str(clusters), tex(label), *cells]) + r" \\")
     titles = [tex(metric.label) for _, metric in columns]
     top = _open("All problems", "ll" + "r" * len(columns))

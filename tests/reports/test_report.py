@@ -35,6 +35,7 @@ from reports.figures_run import flow_data, sprite
 from reports.groups import make_groups
 from reports.page import figures_in
 from reports.runs import find_trials
+from reports.table_text import latex
 from reports.tables import build_tables
 from tests.support.browser import CHROMIUM, look
 from tests.support.written_runs import write_csv, write_run, write_sweep
@@ -431,6 +432,14 @@ def test_clients_that_were_held_out_are_not_among_those_that_train(tmp_path: Pat
     everyone = write_run(tmp_path / "everyone")
     write_table(everyone / "clients.parquet", **{**clients, "held_out": [False, False]})
     assert "held out" not in compared(everyone)["clients"][0].caption
+
+
+def test_a_lone_row_is_not_the_best_in_latex(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / "a"), write_run(tmp_path / "b", method="fedavg", accuracy=[0.05] * 4)]
+    paths.append(write_run(tmp_path / "c", accuracy=[0.9] * 4, config={"data": {"name": "other"}}))
+    source = latex(build_tables(make_groups(find_trials(paths))))
+    overview = source[source.index("All problems") :]
+    assert r"\textbf{30.00}" in overview and "90.00" in overview and r"\textbf{90.00}" not in overview
 
 
 # The file ---------------------------------------------------------------------------------------------------
