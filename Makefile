@@ -20,7 +20,7 @@ run: $(READY)  ## Run the demonstration: five methods, three seeds, ends in a ta
 	$(PY) -m platform.launch
 
 # Two processes for what runs in one, then one for what needs a Ray cluster, which is many processes by itself.
-test: $(READY)  ## Run the whole test suite
+test: $(READY)  ## Run the test suite: all but the longest tests of clusters and sweeps (check-all)
 	$(PY) -m pytest -n 2 -m "not ray and not full"
 	$(PY) -m pytest -m "ray and not full"
 

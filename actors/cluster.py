@@ -33,7 +33,8 @@ def connected(fleet: FleetSettings, name: str | None = None) -> Iterator[str]:
         return
     address = cluster_address(fleet)
     options: dict[str, Any] = {"logging_level": logging.ERROR, "configure_logging": True}
-    if name is not None and _SUBMITTED not in os.environ:  # a submitted job has a name already
+    # Ray names a submitted job by its submission id and takes no other name; the dashboard shows its command beside it.
+    if name is not None and _SUBMITTED not in os.environ:
         options["job_config"] = ray.job_config.JobConfig(metadata={"job_name": name})
     if address is None:
         # "local": without it Ray would join whatever cluster somebody started on this machine.

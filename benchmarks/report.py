@@ -153,7 +153,7 @@ def _write_run(path: Path, config: dict[str, Any], shared: Path, number: int) ->
 
 
 def _shared_files(folder: Path, rounds: int, clients: int) -> None:
-    """What is as large in every run, but may be the same: compared models, examples, cluster models."""
+    """What is as large in every run, but may be the same: compared models, examples, cluster models, the data."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from safetensors.numpy import save_file
@@ -171,6 +171,7 @@ def _shared_files(folder: Path, rounds: int, clients: int) -> None:
         pairs = {"client": np.repeat(ids, clients), "other": np.tile(ids, clients),
                  "cosine": rng.random(clients * clients).astype(np.float32)}  # fmt: skip
         pq.write_table(pa.table(pairs), folder / "records" / f"cosine-{at:06d}.parquet")
+    _federation(folder / "federation", clients, rng)
     images = rng.integers(0, 256, (4 * min(clients, 48), 3, 32, 32)).astype(np.uint8)
     owners = np.repeat(np.arange(min(clients, 48)), 4)
     save_file({"images": images, "client": owners}, folder / "records" / "examples.safetensors")
@@ -178,3 +179,29 @@ def _shared_files(folder: Path, rounds: int, clients: int) -> None:
         {"clusters": rng.normal(size=(10, 62_006)).astype(np.float32)},
         folder / "models" / "clusters.safetensors",
     )
+
+
+def _federation(folder: Path, clients: int, rng: np.random.Generator) -> None:
+    """Who holds what: ten classes at every client, in ten groups."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    ids = np.arange(clients, dtype=np.int32)
+    counts = rng.integers(0, 60, (clients, 2, 10)).astype(np.int32)  # client, training or test, class
+    sums = counts.sum(axis=2)
+    held = {
+        "client": ids,
+        "train": sums[:, 0],
+        "validation": np.zeros_like(ids),
+        "test": sums[:, 1],
+        "group": ids % 10,
+    }
+    pq.write_table(pa.table(held), folder / "clients.parquet")
+    rows = {"client": np.repeat(ids, 20), "part": np.tile(np.repeat(["train", "test"], 10), clients),
+            "source": np.zeros(clients * 20, np.int32), "label": np.tile(np.arange(10, dtype=np.int32), clients * 2),
+            "samples": counts.ravel()}  # fmt: skip
+    pq.write_table(pa.table(rows), folder / "counts.parquet")
+    facts = {"data": "cifar10", "classes": 10, "clients": clients, "samples": int(counts.sum()), "sources": 1,
+             "groups": 10, "levels": 0, "holdout": [], "published_protocol": False, "notes": []}  # fmt: skip
+    (folder / "facts.json").write_text(json.dumps(facts))
