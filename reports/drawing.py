@@ -266,6 +266,13 @@ def _heatmap(data: Data) -> Drawn:
         low, high = data.get("range") or (z.min(), 1 if data["title"] == "cosine" else z.max())
         image = axes.imshow(z, cmap=scale, vmin=low, vmax=high, aspect="equal", interpolation="nearest")
         drawn.colorbar(image, ax=axes, label=data["title"], shrink=0.85)
+    if "cuts" in data:
+        for column in range(1, columns):
+            axes.axvline(column - 0.5, color="white", linewidth=2)
+    if data.get("cuts"):
+        column, above = np.asarray(data["cuts"]).T
+        width = min(1.2, 0.3 * 4.0 * 72 / len(z))  # a third of a row's height at most
+        axes.hlines(above + 0.5, column - 0.5, column + 0.5, color="white", linewidth=width)
     for edge in data["edges"]:
         axes.axhline(edge, color="white", linewidth=1)
         axes.axvline(edge, color="white", linewidth=1)

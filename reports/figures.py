@@ -11,7 +11,8 @@
 | flow    | `columns`; `nodes` of column, name, size, color; `links` of source, target, count |
 | scatter | `panels` of title, x, y, client, color, symbol; `colors` and `symbols` are their names |
 | heatmap | `z`; `x`, `y` labels; `edges` between blocks; `title` of the scale; `names` if values are categories; |
-|         | for some: fixed `range` of the scale; `blocks` (at, name) to be named at the edge |
+|         | for some: fixed `range` of the scale; `blocks` (at, name) to be named at the edge; |
+|         | `cuts` (column, row): lines beneath a cell, in its column alone |
 | images  | `rows` of name, about, image (PNG as base64), width, height |
 """
 
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 # Ten colours that differ in lightness too; the page has the same.
 PALETTE = (
@@ -104,6 +106,26 @@ def numbers(values: Iterable[Any]) -> list[float | None]:
 def short(values: Iterable[Any]) -> list[float | None]:
     """The same to six digits, for what is only looked at: bands, and curves beside the headline's."""
     return [None if value is None else float(f"{value:.6g}") for value in numbers(values)]
+
+
+def evenly(values: npt.NDArray[Any], most: int) -> npt.NDArray[Any]:
+    """At most `most` of the values, the first and the last among them.
+
+    >>> evenly(np.arange(10), 4).tolist(), evenly(np.arange(3), 4).tolist()
+    ([0, 3, 6, 9], [0, 1, 2])
+    """
+    if len(values) <= most:
+        return values
+    return values[np.linspace(0, len(values) - 1, most).astype(int)]
+
+
+def chosen_of(shown: int, every: int) -> str:
+    """What a caption says of clients that were left out; empty if none was.
+
+    >>> chosen_of(400, 1000), chosen_of(5, 5)
+    (' 400 of 1,000 clients, evenly chosen.', '')
+    """
+    return f" {shown:,} of {every:,} clients, evenly chosen." if shown < every else ""
 
 
 def spaced(values: Sequence[int], most: int) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reports.federation import SHOWN, alikeness, divergence, read_federation
-from reports.figures import Figure
+from reports.figures import Figure, chosen_of, evenly
 from reports.runs import RunFiles
 
 COMPARED = 200  # clients in the heatmap at most
@@ -22,9 +22,7 @@ def label_bars(run: RunFiles) -> list[Figure]:
     described = read_federation(run.path)
     if described.facts["classes"] is None:
         return []
-    counts, groups, order = described.table(), described.groups, described.order
-    if len(order) > SHOWN:
-        order = order[np.linspace(0, len(order) - 1, SHOWN).astype(int)]
+    counts, groups, order = described.table(), described.groups, evenly(described.order, SHOWN)
     names = [f"client {c}" + ("" if groups is None else f" (group {groups[c]})") for c in order]
     series = [
         {"name": f"class {k}", "y": counts[order, k].tolist(), "color": k} for k in range(counts.shape[1])
@@ -33,6 +31,7 @@ def label_bars(run: RunFiles) -> list[Figure]:
     about = "Training samples of each class at each client" + (
         ", by planted group." if groups is not None else "."
     )
+    about += chosen_of(len(order), len(described.order))
     return [Figure("labels", "data", "Who holds what", about, "stack", data)]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reports.federation import SHOWN
-from reports.figures import Figure, numbers, spaced
+from reports.federation import SHOWN, read_federation
+from reports.figures import PALETTE, Figure, chosen_of, evenly, numbers, spaced
 from reports.figures_federation import COMPARED, label_bars, similarity_map
 from reports.figures_results import level_rounds
 from reports.runs import RunFiles
@@ -186,8 +186,8 @@ def _cosines(run: RunFiles, beside: int) -> list[Figure]:
         cluster = found[known[-1]][clients] if known else np.zeros(len(clients), np.int64)
         keys = (clients, groups[clients], cluster) if groups is not None else (clients, cluster)
         order = np.lexsort(keys)
-        if beside > _FEW and len(order) > _COMPARED:
-            order = order[np.linspace(0, len(order) - 1, _COMPARED).astype(int)]
+        if beside > _FEW:
+            order = evenly(order, _COMPARED)
         edges = np.flatnonzero(np.diff(cluster[order])) + 0.5
         names = [
             f"client {clients[at]}" + (f", {_cluster(int(cluster[at]))}" if known else "") for at in order
@@ -195,6 +195,7 @@ def _cosines(run: RunFiles, beside: int) -> list[Figure]:
         data = {"z": np.round(z[np.ix_(order, order)], 3).tolist(), "x": names, "y": names, "edges": edges.tolist(),
                 "title": "cosine", "names": None}  # fmt: skip
         about = "Cosine of every two clients' last layers, clients in the order of their clusters (lines between them)."
+        about += chosen_of(len(order), len(clients))
         figures.append(Figure("cosine", "clusters", "How alike clients' models are", about, "heatmap", data,
                               {"round": f"round {number}"}))  # fmt: skip
     return figures
@@ -298,18 +299,17 @@ def _weights(run: RunFiles) -> list[Figure]:
         figures.append(Figure("weights-rounds", "inside", f"{words.capitalize()}s by round", about, "lines",
                               {"x": "round", "y": words, "series": series}))  # fmt: skip
         last = tables[-1]
-        order = np.argsort(last["client"])
-        if groups is not None:
-            clients = np.asarray(last["client"], np.int64)
-            order = np.lexsort((clients, groups[clients]))
-        order = order[:SHOWN]
+        clients = np.asarray(last["client"], np.int64)
+        order = np.argsort(clients) if groups is None else np.lexsort((clients, groups[clients]))
+        order = evenly(order, SHOWN)
         bars = [
             {"name": f"model {k}", "y": numbers(last[name][order]), "color": k}
             for k, name in enumerate(models)
         ]
-        at = [f"client {client}" for client in np.asarray(last["client"])[order]]
+        at = [f"client {client}" for client in clients[order]]
+        by = "" if groups is None else ", clients in the order of their planted groups"
         figures.append(Figure("weights-clients", "inside", f"{words.capitalize()}s by client",
-                              f"After round {shown[-1]}, clients in the order of their planted groups.", "stack",
+                              f"After round {shown[-1]}{by}.{chosen_of(len(order), len(clients))}", "stack",
                               {"x": "client", "y": words, "at": at, "series": bars, "bars": True}))  # fmt: skip
     return figures
 
@@ -346,21 +346,35 @@ def _levels(run: RunFiles) -> list[Figure]:
     if not rounds:
         return []
     table = run.record("levels", rounds[-1])
-    levels = np.unique(table["level"])
-    count = int(table["client"].max()) + 1
-    z = np.full((count, len(levels)), -1)
-    at = np.searchsorted(levels, table["level"])
-    z[table["client"], at] = np.where(table["pruned"], -1, table["cluster"])
-    groups = _groups(run)
-    columns = [f"level {level}" for level in levels]
-    if groups is not None:
-        z, columns = np.concatenate([groups[:, None], z], axis=1), ["planted group", *columns]
-    order = np.lexsort([np.arange(count), *z.T[::-1]])
+    levels, at = np.unique(table["level"], return_inverse=True)
+    clients, row = np.unique(table["client"], return_inverse=True)
+    z = np.full((len(clients), len(levels)), -1)
+    z[row, at] = np.where(table["pruned"], -1, table["cluster"])
+    planted = _planted_columns(run)
+    columns = [*planted, *(f"level {level}" for level in levels)]
+    z = np.column_stack([*(labels[clients] for labels in planted.values()), z])
+    order = evenly(np.lexsort([clients, *z.T[::-1]]), SHOWN)
+    z = z[order]
+    cuts = np.argwhere(z[1:] != z[:-1])
     added = ", ".join(map(str, level_rounds(run))) or "none"
+    colours = f" (colours repeat after {len(PALETTE)})"
+    if int(z.max()) < len(PALETTE):
+        colours = ", and so do equal colours"
     about = (
-        "One row a client, one column a level; equal colours in a column share a model, an empty cell has none. "
-        f"Levels added in rounds: {added}."
+        "One row a client, one column a level; an empty cell has no model. In a column, neighbours without a line "
+        f"between them share a model{colours}. Levels added in rounds: {added}."
     )
-    data = {"z": z[order].tolist(), "x": columns, "y": [f"client {client}" for client in order], "edges": [],
-            "title": "model", "names": [f"model {k}" for k in range(int(z.max()) + 1)]}  # fmt: skip
+    data = {"z": z.tolist(), "x": columns, "y": [f"client {client}" for client in clients[order]], "edges": [],
+            "cuts": [[int(column), int(above)] for above, column in cuts], "title": "model",
+            "names": [f"model {k}" for k in range(int(z.max()) + 1)]}  # fmt: skip
+    about += chosen_of(len(order), len(clients))
     return [Figure("levels", "inside", "Levels of models", about, "heatmap", data)]
+
+
+def _planted_columns(run: RunFiles) -> dict[str, Labels]:
+    """What is planted, coarsest first: every level of a partition that has several, else the one group."""
+    if (run.path / "federation" / "facts.json").is_file():
+        described = read_federation(run.path)
+        return {f"planted {name.replace('_', ' ')}": described.clients[name] for name in described.planted}
+    groups = _groups(run)
+    return {} if groups is None else {"planted group": groups}

@@ -154,14 +154,14 @@
     heatmap(data) {
       const rows = data.y.length, columns = data.x.length, square = rows === columns && !data.names;
       const lowest = Math.min(...data.z.flat()), traces = [{
-        type: "heatmap", z: data.z, x: data.x, y: data.y, xgap: columns <= 12 ? 2 : 0, ygap: rows <= 12 ? 2 : 0,
-        hovertemplate: data.names ? "%{y}, %{x}: model %{z}<extra></extra>" : "%{y}<br>%{x}<br>%{z}<extra></extra>",
+        type: "heatmap", z: data.z, x: data.x, y: data.y, xgap: columns <= 12 ? 2 : 0, ygap: rows <= 12 && !data.cuts ? 2 : 0,
+        hovertemplate: "%{y}<br>%{x}<br>%{z}<extra></extra>",
       }];
       if (data.names) {
         const top = data.names.length - 1;
         traces[0].z = data.z.map((row) => row.map((value) => (value < 0 ? null : value % PALETTE.length)));
-        traces[0].customdata = data.z;
-        traces[0].hovertemplate = "%{y}, %{x}: model %{customdata}<extra></extra>";
+        traces[0].customdata = data.z.map((row) => row.map((value, at) => `${data.x[at].startsWith("planted") ? "group" : "model"} ${value}`));
+        traces[0].hovertemplate = "%{y}, %{x}: %{customdata}<extra></extra>";
         traces[0].zmin = -0.5; traces[0].zmax = PALETTE.length - 0.5; traces[0].showscale = false;
         traces[0].colorscale = PALETTE.flatMap((hex, at) => [[at / PALETTE.length, hex], [(at + 1) / PALETTE.length, hex]]);
         if (top < 0) { traces[0].z = data.z; }
@@ -172,11 +172,16 @@
       const shapes = data.edges.flatMap((at) => [
         { type: "line", x0: at, x1: at, y0: -0.5, y1: rows - 0.5, line: { color: "#ffffff", width: 1.2 } },
         { type: "line", y0: at, y1: at, x0: -0.5, x1: columns - 0.5, line: { color: "#ffffff", width: 1.2 } }]);
+      const height = square ? (narrow() ? 330 : 440) : Math.min(620, Math.max(280, 60 + 9 * rows));
+      if ((data.cuts || []).length) { // one shape for all of them, each no thicker than a third of a row
+        shapes.push({ type: "path", path: data.cuts.map(([column, above]) => `M${column - 0.5},${above + 0.5}L${column + 0.5},${above + 0.5}`).join(""),
+          line: { color: style("--card"), width: Math.min(1.6, 0.3 * (height - 60) / rows) } });
+      }
       const named = (data.blocks || []).length && columns > 14;
       const plain = (count) => Object.assign({ showticklabels: count <= 14, showgrid: false, ticks: "", type: "category" }, square ? { constrain: "domain" } : {},
         named ? { showticklabels: true, tickmode: "array", tickvals: data.blocks.map((block) => block.at), ticktext: data.blocks.map((block) => block.name), tickangle: 0, tickfont: { size: 10 } } : {});
       return [traces, layout({ shapes, xaxis: axis("", plain(columns)), yaxis: axis("", Object.assign(plain(rows), { autorange: "reversed" }, square ? { scaleanchor: "x" } : {})),
-        height: square ? (narrow() ? 330 : 440) : Math.min(620, Math.max(280, 60 + 9 * rows)), margin: { l: 20, r: 10, t: 10, b: 20 } })];
+        height, margin: { l: 20, r: 10, t: 10, b: 20 } })];
     },
   };
 

@@ -31,10 +31,10 @@ from reports.build import DETAILED, Report, ReportRequest, _for_papers, build_re
 from reports.drawing import draw, draw_figures
 from reports.figures import Figure, numbers, without_lone_choices
 from reports.figures_results import result_figures
-from reports.figures_run import flow_data, sprite
+from reports.figures_run import flow_data, run_figures, sprite
 from reports.groups import make_groups
 from reports.page import figures_in
-from reports.runs import find_trials
+from reports.runs import RunFiles, find_trials
 from reports.table_text import latex
 from reports.tables import build_tables
 from tests.support.browser import CHROMIUM, look
@@ -432,6 +432,73 @@ def test_clients_that_were_held_out_are_not_among_those_that_train(tmp_path: Pat
     everyone = write_run(tmp_path / "everyone")
     write_table(everyone / "clients.parquet", **{**clients, "held_out": [False, False]})
     assert "held out" not in compared(everyone)["clients"][0].caption
+
+
+def write_levels(run: Path, levels: list[list[int]]) -> Path:
+    """A record of which model each client has at each level; -1 has none."""
+    cluster = np.asarray(levels)
+    at = np.repeat(np.arange(1, len(levels) + 1), cluster.shape[1])
+    client = np.tile(np.arange(cluster.shape[1]), len(levels))
+    write_table(run / "records/levels-000004.parquet", level=at, client=client,
+                cluster=np.maximum(cluster, 0).ravel(), pruned=(cluster < 0).ravel())  # fmt: skip
+    return run
+
+
+def inside(run: Path, family: str) -> Figure:
+    (found,) = [figure for figure in run_figures(RunFiles(run), "run") if figure.family == family]
+    return found
+
+
+def test_models_of_a_level_are_told_apart_by_lines_where_colours_repeat(tmp_path: Path) -> None:
+    personal = list(range(50))
+    run = write_levels(
+        write_run(tmp_path / "many", method="femam"), [[0] * 50, [c // 25 for c in personal], personal]
+    )
+    figure = inside(run, "levels")
+    z = np.asarray(figure.data["z"])
+    assert sorted(map(tuple, figure.data["cuts"])) == [(1, 24), *((2, row) for row in range(49))]
+    for column, above in figure.data["cuts"]:
+        assert z[above, column] != z[above + 1, column]
+    assert "equal colours" not in figure.caption and "colours repeat after 10" in figure.caption
+    lines = draw(figure).axes[0].collections[0].get_segments()
+    assert sorted((int(line[:, 0].mean()), float(line[0, 1])) for line in lines) == [
+        (column, above + 0.5) for column, above in sorted(map(tuple, figure.data["cuts"]))
+    ]
+    few = write_levels(write_run(tmp_path / "few", method="femam"), [[0, 0, 0], [1, 0, -1]])
+    figure = inside(few, "levels")
+    assert figure.data["z"] == [[0, -1], [0, 0], [0, 1]] and "and so do equal colours" in figure.caption
+    assert draw(inside(write_levels(write_run(tmp_path / "one"), [[0, 0]]), "levels")).axes
+
+
+def test_every_planted_level_is_a_column_beside_those_found(tmp_path: Path) -> None:
+    run = write_levels(write_run(tmp_path / "run", method="femam"), [[0, 0, 0], [1, 0, 0]])
+    # A fourth client is held out: no method has a model for it.
+    clients = {
+        "client": [0, 1, 2, 3],
+        "group": [2, 1, 0, 0],
+        "level_1": [1, 0, 0, 0],
+        "level_2": [2, 1, 0, 0],
+    }
+    write_table(run / "federation/clients.parquet", **clients)
+    write_table(
+        run / "federation/counts.parquet", client=[0], part=["train"], source=[0], label=[0], samples=[1]
+    )
+    (run / "federation/facts.json").write_text(json.dumps({"clients": 4, "classes": None, "sources": 1}))
+    data = inside(run, "levels").data
+    assert data["x"] == ["planted level 1", "planted level 2", "level 1", "level 2"]
+    assert data["y"] == ["client 2", "client 1", "client 0"]
+    assert data["z"] == [[0, 0, 0, 0], [0, 1, 0, 0], [1, 2, 0, 1]]
+
+
+def test_weights_of_many_clients_are_those_of_all_groups(tmp_path: Path) -> None:
+    run, many = write_run(tmp_path / "run", method="fedsoft"), np.arange(600)
+    write_table(run / "records/u-000004.parquet", client=many, u_0=many / 600, u_1=1 - many / 600)
+    write_table(run / "clients.parquet", round=[4] * 600, client=many, group=many % 450 // 150)
+    figure = inside(run, "weights-clients")
+    shown = [int(name.split()[1]) for name in figure.data["at"]]
+    assert len(shown) == 400 and {client % 450 // 150 for client in shown} == {0, 1, 2}
+    assert figure.data["series"][0]["y"] == [client / 600 for client in shown]
+    assert "planted groups" in figure.caption and "400 of 600 clients, evenly chosen" in figure.caption
 
 
 def test_a_lone_row_is_not_the_best_in_latex(tmp_path: Path) -> None:
