@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,8 +36,10 @@ class RunFiles:
 
     @cached_property
     def status(self) -> Mapping[str, Any]:
-        """`state`, `rounds_done`, `rounds`, `sentence`."""
+        """`state` (running, finished, failed, or interrupted: killed), `rounds_done`, `rounds`, `sentence`."""
         content: Mapping[str, Any] = self._json("status.json")
+        if content.get("state") == "running" and self._was_killed():
+            return {**content, "state": "interrupted"}
         return content
 
     @cached_property
@@ -118,6 +122,20 @@ class RunFiles:
 
         path = self.path / file
         return dict(load_file(path)) if path.is_file() else {}
+
+    def _was_killed(self) -> bool:
+        """Whether a process of this machine began to write the run, and nobody does any more.
+
+        Its name in the lock file goes when it ends by itself. Of another machine's process nothing can be told.
+        """
+        try:
+            with (self.path / ".lock").open(encoding="utf-8") as file:
+                if not file.read().rstrip().endswith(f" on {os.uname().nodename}"):
+                    return False
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # no lock file, or held, or a file system without locks
+            return False
+        return True
 
     def _text(self, name: str) -> str:
         try:

@@ -10,6 +10,7 @@ import pytest
 import experiments.runner
 from experiments.choose_clusters import Choice
 from experiments.config import load_config
+from experiments.run_directory import FolderLock
 from experiments.runner import run_experiment
 from reports.groups import Group, make_groups
 from reports.runs import find_trials
@@ -106,3 +107,20 @@ def test_of_two_runs_of_one_seed_the_first_finished_one_counts(tmp_path: Path) -
     assert group.by_seed("micro_accuracy") == {0: 0.5}
     (group,) = groups_of(broken)
     assert group.counted == [] and [run.path for run in group.shown] == [broken]
+
+
+def test_a_run_whose_process_is_gone_was_interrupted(tmp_path: Path) -> None:
+    def note() -> str:
+        (group,) = groups_of(run)
+        return group.note
+
+    run = write_run(tmp_path / "run", state="running")
+    assert note() == "seed 0: running after 4 rounds"  # a copy without its lock: nothing can be told
+    lock = FolderLock(run, run)
+    named = (run / ".lock").read_text()
+    assert note() == "seed 0: running after 4 rounds"
+    lock.release()
+    (run / ".lock").write_text(named)  # as a kill leaves it
+    assert note() == "seed 0: interrupted after 4 rounds"
+    (run / ".lock").write_text("process 1 on another-machine\n")
+    assert note() == "seed 0: running after 4 rounds"
