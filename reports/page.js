@@ -194,15 +194,17 @@
       words.append(name, about); pictures.append(image); strip.append(words, pictures);
       return strip;
     }));
-    place.dataset.drawn = "yes";
-    return Promise.resolve();
   }
+
+  /* What a reader has hidden stays hidden whenever its card is drawn again: place -> names. */
+  const hidden = new Map();
+  const called = (trace) => trace.legendgroup || trace.name;
 
   /* A legend that wraps like text and hides what is clicked, instead of one that eats into the plot. */
   function legend(place, traces) {
-    const chips = place.parentElement.querySelector(".chips"), groups = new Map();
+    const chips = place.parentElement.querySelector(".chips"), groups = new Map(), gone = hidden.get(place);
     traces.forEach((trace, at) => {
-      const key = trace.legendgroup || trace.name;
+      const key = called(trace);
       if (key === undefined || trace.type === "violin" || trace.type === "sankey" || trace.type === "heatmap") { return; }
       if (!groups.has(key)) { groups.set(key, []); }
       groups.get(key).push(at);
@@ -214,7 +216,7 @@
       const chip = document.createElement("button"), mark = document.createElement("i");
       const line = trace.line && trace.line.dash ? trace.line.dash : "";
       const paint = (trace.line && trace.line.color) || (trace.name !== "published" && trace.marker && trace.marker.color) || "currentColor";
-      chip.type = "button"; chip.className = "chip"; chip.setAttribute("aria-pressed", "true");
+      chip.type = "button"; chip.className = "chip"; chip.setAttribute("aria-pressed", String(!gone.has(key)));
       mark.style.borderTopColor = Array.isArray(paint) ? paint[0] : paint;
       mark.style.borderTopStyle = /dot$/.test(line) ? "dotted" : /dash/.test(line) ? "dashed" : "solid";
       if (!line || trace.stackgroup || trace.type === "bar") { mark.className = "block"; }
@@ -222,6 +224,7 @@
       chip.addEventListener("click", () => {
         const on = chip.getAttribute("aria-pressed") !== "true";
         chip.setAttribute("aria-pressed", String(on));
+        if (on) { gone.delete(key); } else { gone.add(key); }
         Plotly.restyle(place, { visible: on ? true : "legendonly" }, members);
       });
       chips.append(chip);
@@ -230,12 +233,36 @@
 
   const places = new Map();
   async function draw(place, figure) {
-    if (figure.kind === "images") { return images(place, figure.data); }
-    const [traces, look] = KINDS[figure.kind](figure.data);
-    await Plotly.react(place, traces, look, { responsive: true, displaylogo: false, displayModeBar: false });
-    legend(place, traces);
+    if (place.classList.contains("broken")) { place.replaceChildren(); place.classList.remove("broken"); }
+    if (figure.kind === "images") {
+      images(place, figure.data);
+    } else {
+      if (!hidden.has(place)) { hidden.set(place, new Set()); }
+      const [traces, look] = KINDS[figure.kind](figure.data), gone = hidden.get(place);
+      for (const trace of traces) { if (gone.has(called(trace))) { trace.visible = "legendonly"; } }
+      await Plotly.react(place, traces, look, { responsive: true, displaylogo: false, displayModeBar: false });
+      if (places.get(place) !== figure) { return; } // another was chosen meanwhile
+      legend(place, traces);
+    }
     place.classList.remove("waiting");
-    place.dataset.drawn = "yes";
+    place.dataset.drawn = figure.name;
+  }
+
+  /* A figure that cannot be drawn says so in its card, and the cards after it are drawn. */
+  async function attempt(place, figure) {
+    places.set(place, figure);
+    try {
+      await draw(place, figure);
+    } catch (error) {
+      document.documentElement.dataset.failed = `${figure.name}: ${error.stack || error}`;
+      if (places.get(place) !== figure) { return; }
+      const words = document.createElement("p");
+      words.textContent = `This figure could not be drawn: ${error.message}`;
+      Plotly.purge(place);
+      place.replaceChildren(words); place.classList.remove("waiting"); place.classList.add("broken");
+      place.parentElement.querySelector(".chips").replaceChildren();
+      delete place.dataset.drawn;
+    }
   }
 
   function card(family, figures) {
@@ -248,8 +275,7 @@
       Object.assign(chosen, figure.choice);
       about.textContent = figure.caption;
       box.querySelectorAll("select").forEach((select) => { select.value = chosen[select.dataset.key]; });
-      places.set(place, figure);
-      return draw(place, figure);
+      return attempt(place, figure);
     };
     for (const key of keys) {
       const label = document.createElement("label"), select = document.createElement("select");
@@ -274,7 +300,7 @@
 
   function themes() {
     const button = document.getElementById("theme"), root = document.documentElement;
-    const again = () => { for (const [place, figure] of places) { draw(place, figure); } };
+    const again = () => { for (const [place, figure] of places) { attempt(place, figure); } };
     button.addEventListener("click", () => {
       const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
       root.dataset.theme = dark ? "light" : "dark"; again();

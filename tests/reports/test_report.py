@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import gzip
 import html
 import io
 import json
@@ -632,13 +633,16 @@ needs_browser = pytest.mark.skipif(
     CHROMIUM is None and not os.environ.get("CI"), reason="no chromium here: apt install chromium"
 )
 READY = "document.documentElement.dataset.ready === 'yes' || document.documentElement.dataset.failed !== undefined"
+# What is drawn has marks on the screen: paths of a plot, or images that have loaded.
+MARKS = """((card) => card.querySelector('img')
+    ? [...card.querySelectorAll('img')].filter((image) => image.naturalWidth > 0).length
+    : card.querySelectorAll('.plot .main-svg path, .plot .main-svg image, .plot rect.node-rect').length)"""
+PAUSE = "((milliseconds) => new Promise((go) => setTimeout(go, milliseconds)))"
 QUESTIONS = {
     "failed": "document.documentElement.dataset.failed || ''",
     "families": "[...document.querySelectorAll('[data-family]')].map((card) => card.dataset.family)",
-    # What is drawn has marks on the screen: paths of a plot, or images that have loaded.
-    "marks": """[...document.querySelectorAll('[data-family]')].map((card) => card.querySelector('img')
-        ? [...card.querySelectorAll('img')].filter((image) => image.naturalWidth > 0).length
-        : card.querySelectorAll('.plot .main-svg path, .plot .main-svg image, .plot rect.node-rect').length)""",
+    "marks": f"[...document.querySelectorAll('[data-family]')].map({MARKS})",
+    "waiting": "document.querySelectorAll('.waiting').length",  # grounds that say that something is to come
     "width": "document.documentElement.scrollWidth",
     "resources": """performance.getEntriesByType('resource').map((entry) => entry.name)
         .filter((name) => !/^(data|blob):/.test(name))""",
@@ -678,7 +682,8 @@ def test_a_browser_draws_every_figure_and_asks_nobody(report: Report, figures: l
             clientY: box.top + box.height / 2 }));
         setTimeout(() => done([]), 5000);
     })"""
-    questions = {**QUESTIONS, "hover": hover, "clicks": clicks, "choose": choose}
+    axis = "document.querySelector('[data-family=bars] .plot').layout.xaxis.range"
+    questions = {**QUESTIONS, "hover": hover, "clicks": clicks, "choose": choose, "axis": axis}
     seen = look(report.folder / "report.html", questions, ready=READY)
     assert seen.answers["failed"] == "" and seen.errors == []
     assert left_the_file(seen.requests) == [] and seen.answers["resources"] == []
@@ -695,6 +700,88 @@ def test_a_browser_draws_every_figure_and_asks_nobody(report: Report, figures: l
     }
     assert all(any(f"{y:.4g}" in text for text in texts) for _, _, y in points), (points, texts)
     assert all(seen.answers["choose"])  # one choice of a run moves every figure that offers it
+    assert seen.answers["axis"] == one(figures, "bars")["range"] and seen.answers["waiting"] == 0
+
+
+@needs_browser
+def test_a_browser_draws_what_every_choice_offers(report: Report, figures: list[dict[str, Any]]) -> None:
+    # Runs and problems in the order of their first figure: choosing one moves all cards, which is done once each.
+    every = f"""(async () => {{
+        const marks = {MARKS}, drawn = [], order = new Map(), pause = {PAUSE};
+        const about = (figure) => JSON.stringify([figure.choice.run, figure.choice.problem]);
+        window.report.figures.forEach((figure) => order.set(about(figure), order.get(about(figure)) ?? order.size));
+        const sorted = [...window.report.figures].sort((one, other) => order.get(about(one)) - order.get(about(other)));
+        for (const figure of sorted) {{
+            const card = document.querySelector(`[data-family="${{figure.family}}"]`);
+            const plot = card.querySelector('.plot');
+            for (const select of card.querySelectorAll('select')) {{
+                const value = figure.choice[select.dataset.key];
+                if (select.value !== value) {{ select.value = value; select.dispatchEvent(new Event('change')); }}
+            }}
+            const late = Date.now() + 10000;
+            while (plot.dataset.drawn !== figure.name && Date.now() < late) {{ await pause(5); }}
+            await Promise.all([...card.querySelectorAll('img')].map((image) => image.decode()));
+            drawn.push([plot.dataset.drawn, marks(card), card.querySelector('.about').textContent]);
+        }}
+        return drawn;
+    }})()"""
+    questions = {"every": every, "failed": QUESTIONS["failed"]}
+    seen = look(report.folder / "report.html", questions, ready=READY)
+    assert seen.answers["failed"] == "" and seen.errors == []
+    assert len({each["name"] for each in figures}) == len(figures) > 40
+    assert sorted((name, caption) for name, _, caption in seen.answers["every"]) == sorted(
+        (each["name"], each["caption"]) for each in figures
+    )
+    assert all(marks > 0 for _, marks, _ in seen.answers["every"]), seen.answers["every"]
+
+
+@needs_browser
+def test_a_figure_that_cannot_be_drawn_says_so_and_stops_no_other(
+    report: Report, figures: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    text = (report.folder / "report.html").read_text()
+    broken = [{**each, "data": {}} if each["family"] == "bars" else each for each in figures]
+    packed = text[text.index('id="figures">') + 13 : text.index("</script>", text.index('id="figures">'))]
+    told = base64.b64encode(gzip.compress(json.dumps(broken).encode())).decode()
+    (tmp_path / "report.html").write_text(text.replace(packed, told))
+    words = "document.querySelector('[data-family=bars] .plot').textContent"
+    seen = look(
+        tmp_path / "report.html",
+        {**QUESTIONS, "words": words},
+        ready="document.documentElement.dataset.ready",
+    )
+    assert seen.answers["words"].startswith("This figure could not be drawn: ")
+    assert seen.answers["failed"].startswith("bars") and seen.errors == []
+    without = [
+        family
+        for family, marks in zip(seen.answers["families"], seen.answers["marks"], strict=True)
+        if not marks
+    ]
+    assert without == ["bars"] and len(seen.answers["families"]) > 10
+
+
+@needs_browser
+def test_what_was_hidden_stays_hidden_in_another_theme(report: Report) -> None:
+    hide = """(async () => {
+        const pause = PAUSE;
+        const card = document.querySelector('[data-family=convergence]'), plot = card.querySelector('.plot');
+        const seen = () => [plot.layout.font.color,
+            [...new Set(plot.data.filter((trace) => trace.visible === 'legendonly').map((trace) => trace.legendgroup))],
+            [...card.querySelectorAll('.chip[aria-pressed=false]')].map((chip) => chip.textContent)];
+        card.querySelector('.chip').click();
+        const before = seen(), late = Date.now() + 10000;
+        document.getElementById('theme').click();
+        while (plot.layout.font.color === before[0] && Date.now() < late) { await pause(5); }
+        await pause(300);
+        const after = seen();
+        card.querySelector('.chip').click();
+        return [before, after, seen()];
+    })()"""
+    hide = hide.replace("PAUSE", PAUSE)
+    seen = look(report.folder / "report.html", {"hide": hide, "failed": QUESTIONS["failed"]}, ready=READY)
+    before, after, shown = seen.answers["hide"]
+    assert seen.answers["failed"] == "" and before[0] != after[0]  # drawn again
+    assert len(before[1]) == 1 and before[1:] == after[1:] and shown[1:] == [[], []]
 
 
 @needs_browser
