@@ -190,7 +190,10 @@ class Fleet(ABC):
 
     @property
     def first_trained(self) -> Trained | None:
-        """What the first local training of this round made; None before it, and after the commit."""
+        """What the first local training of this round made, a shared part only if there was no other one.
+
+        None before it, and after the commit.
+        """
         return self._round.first_trained
 
     # --- what a strategy asks for -----------------------------------------------------------------------
@@ -253,8 +256,8 @@ class Fleet(ABC):
         self._round.objectives[slot] = (self.ids, objective)
         self._drop_not_finite(objective, magnitude, f"local training ('{slot}')", "model")
         trained = Trained(self, handle, self.ids, objective, magnitude, start)
-        if self._round.first_trained is None and not fresh:
-            self._round.first_trained = trained
+        if not fresh:
+            self._round.compare(trained, slot, self.prefix)
         return trained
 
     def forget(self, name: str) -> None:
@@ -553,7 +556,13 @@ class _Round:
     def release(self) -> None:
         self.placed: dict[Any, tuple[npt.NDArray[Any], Any]] = {}
         self.first_trained: Trained | None = None
+        self._first_slot = ""
         self._handles = 0
+
+    def compare(self, trained: Trained, slot: str, prefix: str) -> None:
+        """Keep the round's first training; CAM's shared part makes way for the models that are clustered."""
+        if self.first_trained is None or (self._first_slot, slot) == (f"{prefix}shared", f"{prefix}main"):
+            self.first_trained, self._first_slot = trained, slot
 
     def next_handle(self, slot: str) -> str:
         self._handles += 1

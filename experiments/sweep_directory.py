@@ -76,7 +76,9 @@ class SweepDirectory:
             )
         if not is_address(address):
             path = Path(address)
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            # A kill in the middle of this leaves these two, which nobody misses.
+            begun = {"trials.csv", ".lock"}
+            if path.exists() and (not path.is_dir() or {each.name for each in path.iterdir()} - begun):
                 raise UserError(
                     f"{address} is taken by something that is no sweep; choose another with name=..."
                 )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import experiments
-from actors.records import compared_rounds, cosines, principal_components
+from actors.fleet import Fleet
+from actors.records import Tables, client_models, compared_rounds, cosines, principal_components
 from experiments.config import load_config
 from experiments.figures_data import tsne
 from experiments.runner import run_experiment
@@ -112,3 +113,19 @@ def test_settings_have_ranges(setting: str) -> None:
 
     with pytest.raises(UserError):
         load_config(overrides=[setting], env={})
+
+
+@pytest.mark.parametrize("schedule", ["simultaneous", "global_first", "alternating"])
+def test_the_models_that_are_clustered_are_compared_not_cams_shared_part(
+    schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+
+    def noted(fleet: Fleet, most: int) -> Tables:
+        assert fleet.first_trained is not None
+        compared.append(fleet.first_trained.handle)
+        return client_models(fleet, most)
+
+    monkeypatch.setattr("actors.server.client_models", noted)
+    run(tmp_path, "method=fesem+cam", "cam.warmup=0", f"cam.schedule={schedule}", "records.rounds=3")
+    assert compared and all(handle.endswith(":main") for handle in compared)

@@ -607,6 +607,17 @@ def test_a_sweep_that_was_refused_leaves_its_name_free(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "sweep").iterdir()] != []
 
 
+def test_a_kill_while_a_sweep_is_made_leaves_its_name_free(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, HERE, "method=ifca", "sweep.seeds=2")
+    SweepDirectory.create(str(tmp_path / "sweep"), sweep).close()
+    (tmp_path / "sweep/sweep.yaml").unlink()  # it is written last
+    SweepDirectory.create(str(tmp_path / "sweep"), sweep).close()
+    (tmp_path / "sweep/sweep.yaml").unlink()
+    (tmp_path / "sweep/notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="is taken by something that is no sweep"):
+        SweepDirectory.create(str(tmp_path / "sweep"), sweep)
+
+
 def test_a_log_says_every_minute_how_far_long_trials_are(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "sweep.methods=[fedavg,ifca]", HERE)
     directory, stream, now = SweepDirectory.create(str(tmp_path / "sweep"), sweep), io.StringIO(), [0.0]
