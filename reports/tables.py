@@ -378,7 +378,7 @@ def _notes(groups: Sequence[Group], rows: Sequence[TableRow], test: str, compare
 
 def costs(group: Group) -> dict[str, float]:
     """What the group's finished runs cost: means over all rounds and seeds; empty if nothing is finished."""
-    finished = [run for run in group.runs if run.status.get("state") == "finished"]
+    finished = group.counted
     found: dict[str, float] = {}
     for name in ("models_stored", "models_down", "models_up", "gradients", "forwards", "computation"):
         values = [row[f"cost_{name}"] for run in finished for row in run.metrics if f"cost_{name}" in row]

@@ -120,7 +120,7 @@ def test_only_finished_runs_count_and_the_others_say_why(tmp_path: Path) -> None
     assert rows["WeCFL"].note == "seed 0: failed after 4 rounds (Client 3 failed.)"
     assert rows["cfl"].note == "seed 0: waiting" and rows["cfl"].cells["micro_accuracy"].mean is None
     (sweeps,) = [row for table in found for row in table.rows if row.note.startswith("seed 1: failed")]
-    assert sweeps.note == "seed 1: failed (out of memory)" and sweeps.seeds == (0,)
+    assert sweeps.note == "seed 1: failed (out of memory)" and sweeps.seeds == (0, 1, 2)
     text = io.StringIO()
     print_tables(found, text)
     assert "  WeCFL" in text.getvalue().splitlines()  # nothing but its name
