@@ -39,7 +39,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 def main() -> int:
     """Run one benchmark here, or all of them one after the other; print tables, write JSON."""
     parser = _parser()
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()  # settings may stand behind options
     if arguments.settings and arguments.name != "aliasing":
         parser.error(f"{arguments.name} takes no settings of an experiment, got '{arguments.settings[0]}'")
     everything = arguments.name == "all"

@@ -79,6 +79,23 @@ def test_a_limit_that_is_missed_is_in_the_exit_code(name, words, found, code, tm
     assert (written if name == "stub" else written["stub"])["result"] == found
 
 
+def test_settings_of_an_experiment_stand_behind_options_and_are_for_aliasing_alone(
+    tmp_path, monkeypatch, capsys
+):
+    given = []
+    stub = SimpleNamespace(
+        run=lambda rounds, miniature, settings: given.append((rounds, settings)) or {}, report=str
+    )
+    monkeypatch.setitem(sys.modules, "benchmarks.aliasing", stub)
+    words = ["--rounds", "3", "--json", str(tmp_path / "found.json"), "data=digits", "clients=4"]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "aliasing", *words])
+    assert main() == 0 and given == [(3, ["data=digits", "clients=4"])]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "scale", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2 and "scale takes no settings" in capsys.readouterr().err
+
+
 def test_a_benchmark_that_missed_its_limit_elsewhere_has_a_result_and_one_that_broke_has_none(tmp_path):
     path = tmp_path / "found.json"
     write = f"import pathlib; pathlib.Path({str(path)!r}).write_text('[1]'); raise SystemExit(1)"

@@ -85,7 +85,7 @@ def test_benchmarks_exist(line, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         sys, "argv", ["benchmarks", *words, "--miniature", "--json", str(tmp_path / "found.json")]
     )
-    arguments = benchmarks.__main__._parser().parse_args()
+    arguments = benchmarks.__main__._parser().parse_intermixed_args()
     assert (ROOT / "benchmarks" / f"{arguments.name}.py").is_file()
     if arguments.name in QUICK:
         assert benchmarks.__main__.main() == 0
