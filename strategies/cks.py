@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from foundation.errors import UserError
@@ -30,7 +29,7 @@ from foundation.settings import setting
 from strategies.base import ADDONS, Addon, ClusteredModels, Strategy
 from strategies.interface import FleetView
 from strategies.parameters import Vector, normalised_rows, weighted_sums
-from strategies.penalties import Penalty
+from strategies.penalties import Penalty, part
 from strategies.references import Indices, Models, PerClient, Reference
 
 
@@ -117,8 +116,8 @@ class SharedPull:
         return {}
 
     def value(self, parameters: Tensor, anchors: dict[str, Tensor]) -> Tensor:
-        columns = torch.as_tensor(self.columns, device=parameters.device)
-        return 0.5 * self.lam * (parameters[columns] - anchors["mean"][columns]).square().sum()
+        away = part(parameters, self.columns) - part(anchors["mean"], self.columns)
+        return 0.5 * self.lam * away.square().sum()
 
 
 @dataclass(frozen=True)
@@ -139,10 +138,6 @@ class PairwisePull:
         return {}
 
     def value(self, parameters: Tensor, anchors: dict[str, Tensor]) -> Tensor:
-        columns = torch.as_tensor(self.columns, device=parameters.device)
-        away = (
-            (parameters[columns].unsqueeze(0) - anchors["models"].index_select(-1, columns))
-            .square()
-            .sum(dim=-1)
-        )
+        own, models = part(parameters, self.columns), part(anchors["models"], self.columns)
+        away = (own.unsqueeze(0) - models).square().sum(dim=-1)
         return 0.5 * self.lam * (anchors["weights"].to(away.dtype) * away).sum()

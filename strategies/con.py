@@ -28,7 +28,7 @@ from torch import Tensor
 from foundation.settings import setting
 from strategies.base import ADDONS, Addon, ClusteredModels, Strategy
 from strategies.interface import FleetView
-from strategies.penalties import Penalty
+from strategies.penalties import Penalty, part
 from strategies.references import Indices, Models, PerClient, Reference
 
 
@@ -65,6 +65,9 @@ class CON(Addon):
         return [ContrastOfParameters(self.options.mu, self.options.tau, head, base.clusters, own)]
 
 
+SHORTEST = 1e-8  # what cosine_similarity takes for the length of a vector of zeros
+
+
 @dataclass(frozen=True)
 class ContrastOfParameters:
     """(4.3): the own cluster's head against all clusters' heads."""
@@ -84,10 +87,10 @@ class ContrastOfParameters:
         return {}
 
     def value(self, parameters: Tensor, anchors: dict[str, Tensor]) -> Tensor:
-        columns = torch.as_tensor(self.columns, device=parameters.device)
-        heads = anchors["models"].index_select(-1, columns)
-        similarity = torch.nn.functional.cosine_similarity(parameters[columns].unsqueeze(0), heads, dim=-1)
-        return self.mu * contrast(similarity / self.tau, anchors["own"])
+        head, heads = part(parameters, self.columns), part(anchors["models"], self.columns)
+        # cosine_similarity copies K heads at every step, which took longer than the step itself.
+        lengths = heads.norm(dim=-1).clamp_min(SHORTEST) * head.norm().clamp_min(SHORTEST)
+        return self.mu * contrast(heads @ head / lengths / self.tau, anchors["own"])
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 if TYPE_CHECKING:
@@ -31,6 +33,13 @@ class Penalty(Protocol):
 
     def value(self, parameters: torch.Tensor, anchors: dict[str, torch.Tensor]) -> torch.Tensor:
         """The term for one client, a scalar."""
+
+
+def part(values: torch.Tensor, columns: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Some columns of the last dimension; neighbours, as all layers of a head are, without a copy."""
+    if len(columns) and columns[-1] - columns[0] + 1 == len(columns) and (np.diff(columns) == 1).all():
+        return values[..., int(columns[0]) : int(columns[-1]) + 1]
+    return values.index_select(-1, torch.as_tensor(columns, device=values.device))
 
 
 class _OfParameters:
