@@ -34,6 +34,6 @@ def rows_of(address: str | Path) -> dict[str, Row]:
 def assert_equal_sweeps(one: str | Path, other: str | Path, trials: Sequence[str] | None = None) -> None:
     """Fail unless both hold the same trials in the same state, with the same bits in their runs."""
     left, right = rows_of(one), rows_of(other)
-    assert left == right
+    assert left == right, [(left.get(name), row) for name, row in right.items() if left.get(name) != row]
     for name in left if trials is None else trials:
         assert_equal_runs(Path(one) / left[name].run, Path(other) / right[name].run)
