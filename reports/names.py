@@ -122,8 +122,10 @@ def setting_text(key: str, value: Any) -> str:
 
     >>> setting_text("local.lr", 0.1), setting_text("model.hidden", [64, 32]), setting_text("local.lr", 0.34423005968)
     ('lr=0.1', 'hidden=64,32', 'lr=0.34423')
+    >>> setting_text("aggregation.name", "matched")  # as it is written on the command line
+    'aggregation=matched'
     """
-    return f"{key.rpartition('.')[2]}={value_text(value)}"
+    return f"{key.removesuffix('.name').rpartition('.')[2]}={value_text(value)}"
 
 
 def value_text(value: Any) -> str:
