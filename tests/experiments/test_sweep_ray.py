@@ -215,7 +215,6 @@ def _names_and_use() -> tuple[set[str], dict[str, float]]:
     return names, {name: total[name] - free.get(name, 0.0) for name in ("CPU", "GPU")}
 
 
-@pytest.mark.full
 def test_the_metrics_endpoint_tells_every_round(ray_cluster: Path, tmp_path: Path) -> None:
     """What Prometheus would scrape; data is loaded once for all trials of a node."""
     built: list[tuple[list[str], list[str]]] = []

@@ -16,7 +16,7 @@ from tests.support.s3 import s3_server
 from tests.support.sweeps import assert_equal_sweeps, rows_of, sweep_of
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_sweep_in_an_object_store_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
