@@ -192,11 +192,13 @@ class Mirror:
         """
         system, root = filesystem(self.address)
         here = {}
-        for path in sorted(self.folder.rglob("*")):
-            name = path.relative_to(self.folder).as_posix()
-            with contextlib.suppress(FileNotFoundError):  # an old checkpoint, removed in this moment
-                if path.is_file() and not _UNFINISHED.search(name):
-                    here[name] = _stamp(path)
+        # os.walk passes over a folder that is gone; rglob raises.
+        for folder, _, files in os.walk(self.folder):
+            for path in (Path(folder) / file for file in files):
+                name = path.relative_to(self.folder).as_posix()
+                with contextlib.suppress(FileNotFoundError):  # an old checkpoint, removed in this moment
+                    if not _UNFINISHED.search(name):
+                        here[name] = _stamp(path)
         for name in sorted(
             here,
             key=lambda name: (

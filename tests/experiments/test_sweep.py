@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -710,6 +712,27 @@ def test_a_mirror_sends_what_changed_and_removes_what_is_gone(tmp_path: Path) ->
     assert (copy / "checkpoints/round-000004/manifest.json").read_text() == "{}"
     write_text(join(there, "a/b.txt"), "x")
     assert read_text(join(there, "a/b.txt")) == "x" and read_text(join(there, "none")) is None
+
+
+def test_a_checkpoint_that_goes_while_its_folder_is_looked_through_disturbs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints are written and removed beside the rounds, in a thread of their own."""
+    old, there = tmp_path / "run/checkpoints/round-000001", (tmp_path / "store").as_uri()
+    old.mkdir(parents=True)
+    (old / "manifest.json").write_text("{}")
+    (tmp_path / "run/metrics.csv").write_text("round\n1\n")
+    listed = os.scandir
+
+    def gone_by_then(path: Any = ".") -> Any:
+        if not isinstance(path, int) and Path(path) == old:  # rmtree lists by a number
+            shutil.rmtree(old, ignore_errors=True)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", gone_by_then)
+    Mirror(tmp_path / "run", there).push()
+    assert read_text(join(there, "metrics.csv")) == "round\n1\n"
+    assert read_text(join(there, "checkpoints/round-000001/manifest.json")) is None
 
 
 def test_a_sweep_goes_on_at_an_address_that_only_fsspec_can_open(armed: Path, tmp_path: Path) -> None:
