@@ -35,6 +35,7 @@ check-all: check  ## Everything: also the full matrix of layouts and kills, and 
 lint: $(READY)  ## Lint and format check
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports --no-cache
 
 fmt: $(READY)  ## Format the code
 	$(VENV)/bin/ruff check --fix .

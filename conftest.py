@@ -9,7 +9,7 @@ import pytest
 # lets tests import `platform.launch`. Nothing outside the tests may (tests/test_invariants.py).
 platform.__path__ = [str(Path(__file__).parent / "platform")]  # type: ignore[attr-defined]  # it is no package
 
-import foundation.torchvision_operators  # noqa: E402, F401  (before the first lightning or torchvision import)
+import archipelago.core.torchvision_operators  # noqa: E402, F401  (before the first lightning or torchvision import)
 
 
 @pytest.fixture(autouse=True, scope="session")

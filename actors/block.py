@@ -25,13 +25,13 @@ from actors.requests import (
     ModelRequest,
     TrainRequest,
 )
-from foundation.errors import ClientFailure, UserError
-from foundation.randomness import generator, torch_seed
+from archipelago.core.errors import ClientFailure, UserError
+from archipelago.core.randomness import generator, torch_seed
+from archipelago.strategies.parameters import Vector, merged, mixed, partial_sums
 from lightning_modules.base import build_module, default_losses, follows_contract
 from lightning_modules.executors import PenaltyJob, TrainJob, TrainResult, make_executor, outputs_of
 from lightning_modules.flat import FlatModel
 from lightning_modules.samples import Samples
-from strategies.parameters import Vector, merged, mixed, partial_sums
 
 State = dict[str, Any]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from foundation.errors import UserError
-from foundation.settings import FleetSettings
-from foundation.signals import ended_in_order
+from archipelago.core.errors import UserError
+from archipelago.core.settings import FleetSettings
+from archipelago.core.signals import ended_in_order
 
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 

@@ -1,6 +1,6 @@
 """The fleet: the server's only view of the clients.
 
-One implementation of everything a strategy may ask (`strategies/interface.py`), over two ways to reach the
+One implementation of everything a strategy may ask (`archipelago/strategies/interface.py`), over two ways to reach the
 blocks that host the clients: in this process, or on Ray actors. What differs is `_call` and nothing else,
 which is why both give the same bits.
 """
@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.requests import Encoded, EncodedPenalty, EvaluateRequest, MapRequest, ModelRequest, TrainRequest
-from foundation.errors import ClientFailure
-from strategies.parameters import (
+from archipelago.core.errors import ClientFailure
+from archipelago.strategies.parameters import (
     Matrix,
     ModelSpec,
     Vector,
@@ -28,8 +28,8 @@ from strategies.parameters import (
     normalised_rows,
     one_hot,
 )
-from strategies.penalties import Penalty
-from strategies.references import (
+from archipelago.strategies.penalties import Penalty
+from archipelago.strategies.references import (
     Indices,
     Merged,
     Mixture,

@@ -38,7 +38,7 @@ def client_metrics(outputs: Tensor, targets: Tensor, losses: Tensor, classes: in
     if classes is None:
         error = outputs.detach().reshape(-1).double() - targets.reshape(-1).double()
         return {"loss": loss, "mse": float(error.square().mean())}
-    import foundation.torchvision_operators  # noqa: F401  (before the first import of torchmetrics)
+    import archipelago.core.torchvision_operators  # noqa: F401  (before the first import of torchmetrics)
 
     # isort: split
     from torchmetrics.functional.classification import multiclass_confusion_matrix

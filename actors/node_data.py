@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from federated_data import DATASETS, PARTITIONS, Dataset, Federation, federation_of, load_dataset
-from foundation.settings import DataSettings, ExperimentSettings, PartitionSettings
+from archipelago.core.settings import DataSettings, ExperimentSettings, PartitionSettings
+from archipelago.data import DATASETS, PARTITIONS, Dataset, Federation, federation_of, load_dataset
 
 SHARE = 0.3  # of a node's object store that data sets may fill, and what is made of them as much again
 ALONE = 10**9  # bytes of each where there is no object store

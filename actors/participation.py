@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foundation.randomness import generator
-from foundation.settings import ParticipationSettings
+from archipelago.core.randomness import generator
+from archipelago.core.settings import ParticipationSettings
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from foundation.errors import UserError
-from foundation.settings import FleetSettings, LocalSettings
+from archipelago.core.errors import UserError
+from archipelago.core.settings import FleetSettings, LocalSettings
 
 Node = Mapping[str, float]  # {"CPU": 8.0, "GPU": 2.0}
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foundation.settings import EvaluationSettings, LocalSettings, ModelSettings
-from strategies.penalties import Penalty
+from archipelago.core.settings import EvaluationSettings, LocalSettings, ModelSettings
+from archipelago.strategies.penalties import Penalty
 
 
 @dataclass(frozen=True)

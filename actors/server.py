@@ -18,9 +18,14 @@ from actors.participation import Participants, held_out, participants
 from actors.placement import trained_samples
 from actors.records import client_models
 from actors.reports import RoundReport
-from foundation.settings import AggregationSettings, EvaluationSettings, LocalSettings, ParticipationSettings
-from strategies import Context, Strategy, build, build_ensemble
-from strategies.base import UNASSIGNED
+from archipelago.core.settings import (
+    AggregationSettings,
+    EvaluationSettings,
+    LocalSettings,
+    ParticipationSettings,
+)
+from archipelago.strategies import Context, Strategy, build, build_ensemble
+from archipelago.strategies.base import UNASSIGNED
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from actors.placement import actor_count, capacity, client_costs, layout
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
 from actors.server import Server, ServerSetup
-from foundation.errors import ClientFailure, UserError
-from foundation.settings import FleetSettings
+from archipelago.core.errors import ClientFailure, UserError
+from archipelago.core.settings import FleetSettings
 
 PATIENCE = 10.0  # seconds after which a fleet of free size takes what is there
 

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from archipelago.core.randomness import generator, torch_seed
 from benchmarks.tables import table
-from foundation.randomness import generator, torch_seed
 
 SETTING = ("data=digits", "data.rotations=4", "clients=20", "clusters=4")
 
@@ -30,8 +30,8 @@ class Loop:
     """IFCA's rounds; `aliased` says whether clients hold the server's objects."""
 
     def __init__(self, settings: Sequence[str], aliased: bool) -> None:
-        from experiments.config import load_config
-        from federated_data import build_federation
+        from archipelago.data import build_federation
+        from archipelago.experiments.config import load_config
         from lightning_modules.base import build_module
         from lightning_modules.samples import Samples
 

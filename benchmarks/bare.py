@@ -20,8 +20,8 @@ import torch.multiprocessing as processes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from archipelago.core.randomness import generator
 from benchmarks.workload import CLASSES, MEAN, STD, Workload
-from foundation.randomness import generator
 
 PROCESSES = 2
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from archipelago.core.randomness import generator
 from benchmarks.tables import table
-from foundation.randomness import generator
 
 METHODS = ("fedavg", "ifca", "ifca+cam", "fesem", "fesem+cam", "wecfl", "wecfl+cam")
 OUTLIERS = 0.2
@@ -62,9 +62,9 @@ def with_outliers(plan: Any, share: float) -> tuple[Any, npt.NDArray[np.bool_]]:
 def outcome(setting: str, method: str, seed: int, *smaller: str) -> Outcome:
     """One run: the federation of seed 0, everything else of `seed`."""
     from actors.session import InProcessSession
-    from experiments.config import load_config
-    from experiments.plan import make_plan
-    from federated_data import build_federation
+    from archipelago.data import build_federation
+    from archipelago.experiments.config import load_config
+    from archipelago.experiments.plan import make_plan
 
     given = [each for each in SETTINGS[setting] if each.partition("=")[0] not in _keys(smaller)]
     config = load_config(None, [f"method={method}", *COMMON, *given, *smaller, f"seed={seed}"])

@@ -33,9 +33,9 @@ SETTING = (
 def outcome(method: str, common: float, seed: int, *smaller: str) -> dict[str, Any]:
     """One run: test error, clusters in use at the end, agreement with the planted groups."""
     from actors.session import InProcessSession
-    from experiments.config import load_config
-    from experiments.plan import make_plan
-    from federated_data import build_federation
+    from archipelago.data import build_federation
+    from archipelago.experiments.config import load_config
+    from archipelago.experiments.plan import make_plan
 
     changed = {each.partition("=")[0] for each in smaller}
     given = [each for each in SETTING if each.partition("=")[0] not in changed]

@@ -57,7 +57,7 @@ def write_celeba(folder: Path, images: int, people: int) -> None:
     import numpy as np
     from PIL import Image
 
-    from foundation.randomness import generator
+    from archipelago.core.randomness import generator
 
     place = folder / "img_align_celeba"
     place.mkdir(parents=True)
@@ -123,17 +123,17 @@ def limited(root: str, rounds: int) -> dict[str, Any]:
     Tests go by 64 samples at a time: at the default of 512 the network's own activations (0.46 GB for the first
     layer alone) would be measured, not the data.
     """
-    import foundation.torchvision_operators  # noqa: F401  (before torchvision)
+    import archipelago.core.torchvision_operators  # noqa: F401  (before torchvision)
 
     # isort: split
     import torch
     from torchvision.datasets import CelebA
 
     from actors.session import InProcessSession
-    from experiments.config import load_config
-    from experiments.plan import make_plan
-    from federated_data import build_federation
-    from federated_data.files import md5_of
+    from archipelago.data import build_federation
+    from archipelago.data.files import md5_of
+    from archipelago.experiments.config import load_config
+    from archipelago.experiments.plan import make_plan
 
     torch.set_num_threads(1)
     folder = Path(root) / "celeba"

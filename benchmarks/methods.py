@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from archipelago.core.randomness import generator
+from archipelago.strategies.clustering import kmeans, match_labels
 from benchmarks.bare import Net, normalised
 from benchmarks.machine import cpu_seconds
 from benchmarks.tables import shown, spread, table, verdict
 from benchmarks.workload import Workload
-from foundation.randomness import generator
-from strategies.clustering import kmeans, match_labels
 
 LIMIT = 1.10
 WARM_UP = 1

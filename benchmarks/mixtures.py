@@ -29,9 +29,9 @@ Shares = npt.NDArray[np.float64]
 def weights(method: str, split: str, seed: int, *smaller: str) -> tuple[Shares, dict[int, Shares]]:
     """(true shares, estimated ones by round) of every client and source."""
     from actors.session import InProcessSession
-    from experiments.config import load_config
-    from experiments.plan import make_plan
-    from federated_data import build_federation, load_dataset
+    from archipelago.data import build_federation, load_dataset
+    from archipelago.experiments.config import load_config
+    from archipelago.experiments.plan import make_plan
 
     changed = {each.partition("=")[0] for each in smaller}
     given = [each for each in COMMON if each.partition("=")[0] not in changed]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from archipelago.core.errors import UserError
+from archipelago.core.settings import PartitionSettings
+from archipelago.data import PARTITIONS, Labels
+from archipelago.data.division import Task, divide
 from benchmarks.tables import table, verdict
-from federated_data import PARTITIONS, Labels
-from federated_data.division import Task, divide
-from foundation.errors import UserError
-from foundation.settings import PartitionSettings
 
 LIMIT = 5.0  # seconds
 CASES: dict[str, dict[str, Any]] = {

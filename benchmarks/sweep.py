@@ -97,7 +97,7 @@ def _sweep(folder: Path, trials: int, rounds: int) -> float:
 
 
 def _span(run: Path) -> dict[str, float]:
-    from experiments import open_run
+    from archipelago import open_run
 
     seconds = float(open_run(run).timings["total"].sum())
     return {

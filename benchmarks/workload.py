@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from foundation.randomness import generator
+from archipelago.core.randomness import generator
 
 if TYPE_CHECKING:
     from actors.session import Plan
@@ -71,9 +71,9 @@ class Workload:
 
     def plan(self, *overrides: str) -> Plan:
         """The platform's plan of this workload: raw pixels, normalised by the platform."""
-        from experiments.config import load_config
-        from experiments.plan import make_plan
-        from federated_data import ClientData, Federation
+        from archipelago.data import ClientData, Federation
+        from archipelago.experiments.config import load_config
+        from archipelago.experiments.plan import make_plan
 
         x, y = self.images()
         nothing = np.zeros(0, np.int64)

@@ -88,7 +88,7 @@ def ratios(found: dict[str, Any]) -> dict[str, dict[str, float]]:
 def run(rounds: int | None, miniature: bool) -> dict[str, Any]:
     """Workload W with momentum kept, and (not in miniature) with fresh momentum every round."""
     from actors.cluster import connected
-    from foundation.settings import FleetSettings
+    from archipelago.core.settings import FleetSettings
 
     rounds = rounds or (2 if miniature else 10)
     variants: dict[str, Any] = {"momentum kept": MINIATURE if miniature else Workload()}

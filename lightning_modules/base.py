@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import foundation.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
+import archipelago.core.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
 import lightning
 import torch
 from torch import Tensor, nn
 
-from foundation.errors import UserError
-from foundation.randomness import seeded_torch
-from foundation.registry import nearest
-from foundation.settings import LocalSettings, ModelSettings
-from foundation.targets import construct, load_class
+from archipelago.core.errors import UserError
+from archipelago.core.randomness import seeded_torch
+from archipelago.core.registry import nearest
+from archipelago.core.settings import LocalSettings, ModelSettings
+from archipelago.core.targets import construct, load_class
 from lightning_modules.networks import NETWORKS, default_network
 
 

@@ -17,21 +17,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import foundation.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
+import archipelago.core.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
 import lightning
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foundation.errors import UserError
-from foundation.randomness import seeded_torch
-from foundation.targets import load_class
+from archipelago.core.errors import UserError
+from archipelago.core.randomness import seeded_torch
+from archipelago.core.targets import load_class
+from archipelago.strategies.parameters import Vector
+from archipelago.strategies.penalties import Penalty
 from lightning_modules.base import follows_contract
 from lightning_modules.flat import FlatModel, OptimizerState, tensor_of
 from lightning_modules.samples import Samples
-from strategies.parameters import Vector
-from strategies.penalties import Penalty
 
 VMAP_TOLERANCE = 1e-4
 

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from foundation.errors import UserError
-from strategies.parameters import ModelEntry, ModelSpec, Vector
+from archipelago.core.errors import UserError
+from archipelago.strategies.parameters import ModelEntry, ModelSpec, Vector
 
 OptimizerState = dict[str, npt.NDArray[Any]]
 

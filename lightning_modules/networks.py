@@ -4,7 +4,7 @@ Fully-connected layers are called fc1, fc2, ... in order. They are the head (the
 containing "fc"), everything before them is the backbone, and the last of them is the classifier, whose
 weight and bias are the last entries of the state dict. Layer widths follow the shape of the samples.
 Weights are drawn by PyTorch's own initialisers from its global generator: build a network inside
-`foundation.randomness.seeded_torch`.
+`archipelago.core.randomness.seeded_torch`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foundation.errors import UserError
-from foundation.settings import ModelSettings
+from archipelago.core.errors import UserError
+from archipelago.core.settings import ModelSettings
 from lightning_modules import networks_residual  # noqa: F401  (registers its networks)
 from lightning_modules.networks_base import (
     NETWORKS,

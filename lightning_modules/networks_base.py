@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from foundation.errors import UserError
-from foundation.registry import Registry
-from foundation.settings import ModelSettings
+from archipelago.core.errors import UserError
+from archipelago.core.registry import Registry
+from archipelago.core.settings import ModelSettings
 
 
 class Network(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foundation.settings import ModelSettings
+from archipelago.core.settings import ModelSettings
 from lightning_modules.networks_base import NETWORKS, Network, check_images
 
 
@@ -69,7 +69,7 @@ GROUPS = 32  # of a GroupNorm, as its paper has it; fewer where the channels are
 
 def _models() -> Any:
     """torchvision.models; imported when it is needed, since it takes seconds."""
-    import foundation.torchvision_operators  # noqa: F401  (before torchvision)
+    import archipelago.core.torchvision_operators  # noqa: F401  (before torchvision)
 
     # isort: split
     import torchvision.models

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from strategies.references import Models
+from archipelago.strategies.references import Models
 from tests.support.experiments import digest, plan_of, run, session_of
 
 MIXED = (
@@ -33,7 +33,7 @@ def test_a_row_for_each_distribution_and_a_column_for_each_centre():
 
 
 def test_planted_models_are_best_on_their_own_distribution():
-    from federated_data.embedded import planted_weights
+    from archipelago.data.embedded import planted_weights
     from tests.support.experiments import config_of
 
     session = session_of(*MIXED)

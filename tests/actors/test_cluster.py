@@ -8,8 +8,8 @@ import pytest
 import ray
 
 from actors.cluster import connected
-from foundation.errors import UserError
-from foundation.settings import FleetSettings
+from archipelago.core.errors import UserError
+from archipelago.core.settings import FleetSettings
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from federated_data import ClientData, Federation
+from archipelago.data import ClientData, Federation
 from tests.support.experiments import run, session_of
 
 

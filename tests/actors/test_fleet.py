@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from foundation.errors import ClientFailure
-from strategies.penalties import Proximal
-from strategies.references import Models, PerClient, Prediction, Private
+from archipelago.core.errors import ClientFailure
+from archipelago.strategies.penalties import Proximal
+from archipelago.strategies.references import Models, PerClient, Prediction, Private
 from tests.support.experiments import run, session_of
 from tests.support.scalar import scalar_fleet
 
@@ -262,7 +262,7 @@ def test_a_module_with_only_a_training_step_is_trained_and_evaluated():
     session = session_of("method=fedavg", "model.target=tests.support.modules.ForeignModule")
     reports = run(session, 3)
     assert reports[-1].metrics["micro_accuracy"] > reports[0].metrics["micro_accuracy"]
-    from foundation.errors import UserError
+    from archipelago.core.errors import UserError
 
     with pytest.raises(UserError, match="which has none"):
         session_of("method=ifca", "model.target=tests.support.modules.ForeignModule").run_round(1)

@@ -17,9 +17,9 @@ import pytest
 from actors.reports import RoundReport
 from actors.server import Server
 from actors.session import Checkpoint
-from experiments import open_run
-from experiments.checkpoints import CheckpointWriter, latest
-from experiments.runner import resume, run_experiment
+from archipelago import open_run
+from archipelago.experiments.runner import resume, run_experiment
+from archipelago.runs.checkpoints import CheckpointWriter, latest
 from tests.support.experiments import config_of, digest, outcome, run, session_of
 from tests.support.methods import compositions
 from tests.support.runs import assert_equal_runs

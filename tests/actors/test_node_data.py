@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from actors.node_data import NodeData, NodeFederations, shared_federation
-from experiments.config import load_config
-from experiments.plan import make_plan
-from federated_data import DATASETS, build_federation, use_arrays
-from foundation.errors import UserError
-from foundation.settings import DataSettings, PartitionSettings
+from archipelago.core.errors import UserError
+from archipelago.core.settings import DataSettings, PartitionSettings
+from archipelago.data import DATASETS, build_federation, use_arrays
+from archipelago.experiments.config import load_config
+from archipelago.experiments.plan import make_plan
 
 ROOM = 10**9
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from actors.participation import participants
-from foundation.settings import ParticipationSettings
+from archipelago.core.settings import ParticipationSettings
 from tests.support.experiments import outcome, run, session_of
 
 

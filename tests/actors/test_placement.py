@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.placement import actor_count, capacity, client_costs, fits, layout
-from foundation.errors import UserError
-from foundation.settings import FleetSettings, LocalSettings
+from archipelago.core.errors import UserError
+from archipelago.core.settings import FleetSettings, LocalSettings
 
 LAPTOP = {"CPU": 8.0}
 GPU_NODE = {"CPU": 16.0, "GPU": 2.0}

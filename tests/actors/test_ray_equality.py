@@ -16,7 +16,7 @@ import ray
 import actors.placement
 import actors.session
 from actors.session import Plan, RaySession
-from foundation.errors import ClientFailure, UserError
+from archipelago.core.errors import ClientFailure, UserError
 from tests.support import killers
 from tests.support.experiments import outcome, plan_of, run, session_of
 from tests.support.methods import compositions

@@ -20,7 +20,7 @@ from ray.util.placement_group import (
 
 from actors.devices import claim_device
 from actors.session import RaySession
-from foundation.errors import UserError
+from archipelago.core.errors import UserError
 from tests.support.experiments import outcome, plan_of, run, session_of
 
 # The machine of a test has no GPU, so the door would refuse fleet.gpus; a cluster elsewhere may have some.

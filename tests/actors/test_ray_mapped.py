@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors.session import RaySession
-from federated_data.mapped import MappedArray
+from archipelago.data.mapped import MappedArray
 from tests.support import data_files
 from tests.support.experiments import outcome, plan_of, run, session_of
 

@@ -19,11 +19,11 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 import actors.ray_actors
 import actors.session
-import experiments.runner
+import archipelago.experiments.runner
 from actors.reports import RoundReport
 from actors.session import ActorsLost, RaySession
-from experiments import open_run
-from experiments.runner import resume, run_experiment
+from archipelago import open_run
+from archipelago.experiments.runner import resume, run_experiment
 from tests.support import killers
 from tests.support.clusters import ROOT, another_node, family, head_node, short_folder, still_alive
 from tests.support.experiments import TINY, config_of
@@ -89,7 +89,7 @@ def squeeze_after_the_first_loss(monkeypatch: pytest.MonkeyPatch) -> list[list[l
                 remove_placement_group(self.taken)
                 self.taken = None
 
-    monkeypatch.setattr(experiments.runner, "RaySession", Squeezed)
+    monkeypatch.setattr(archipelago.experiments.runner, "RaySession", Squeezed)
     monkeypatch.setattr(actors.session, "PATIENCE", 2.0)
     return layouts
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import experiments
+import archipelago
 from actors.fleet import Fleet
 from actors.records import Tables, client_models, compared_rounds, cosines, principal_components
-from experiments.config import load_config
-from experiments.figures_data import tsne
-from experiments.runner import run_experiment
+from archipelago.experiments.config import load_config
+from archipelago.experiments.figures_data import tsne
+from archipelago.experiments.runner import run_experiment
 
 SMALL = ["clients=6", "clusters=2", "rounds=3", "local.steps=2", "fleet.backend=in_process"]
 
@@ -46,7 +46,7 @@ def test_rounds_start_with_the_first_and_end_with_the_last() -> None:
 
 def test_a_run_writes_down_models_cosines_and_examples(tmp_path: Path) -> None:
     path = run(tmp_path, "method=wecfl", "records.rounds=2", "records.images=3")
-    found = experiments.open_run(path)
+    found = archipelago.open_run(path)
     models, cosine = found.record("models"), found.record("cosine")
     assert sorted(set(models["round"])) == sorted(set(cosine["round"])) == [1, 3]
     last = models[models["round"] == 3]
@@ -68,7 +68,7 @@ def test_recording_changes_no_result_and_costs_the_method_nothing(tmp_path: Path
         assert (some / "metrics.csv").read_bytes() == (none / "metrics.csv").read_bytes()
         assert list((none / "records").glob("models-*")) == []
         if method != "fedsgd":  # it asks for gradients, and no client has a model of its own
-            table = experiments.open_run(some).record("models")
+            table = archipelago.open_run(some).record("models")
             assert (table.groupby("round").size() == 4).all()
             assert (np.diff(table["client"].to_numpy())[table["round"].diff()[1:] == 0] > 0).all()
 
@@ -77,13 +77,13 @@ def test_other_packings_write_the_same(tmp_path: Path) -> None:
     one, other = (run(tmp_path / f"{n}", "method=ifca", f"fleet.actors={n}") for n in (1, 3))
     for path in sorted((one / "records").glob("*.parquet")):
         left, right = (
-            experiments.open_run(each).record(path.stem.rpartition("-")[0]) for each in (one, other)
+            archipelago.open_run(each).record(path.stem.rpartition("-")[0]) for each in (one, other)
         )
         assert left.equals(right)
 
 
 def test_tsne_at_the_end_of_a_run(tmp_path: Path) -> None:
-    found = experiments.open_run(run(tmp_path, "method=fedavg", "records.rounds=2", "records.tsne=true"))
+    found = archipelago.open_run(run(tmp_path, "method=fedavg", "records.rounds=2", "records.tsne=true"))
     table = found.record("tsne")
     assert list(table.columns) == ["round", "client", "x", "y"] and len(table) == 12
     assert np.isfinite(table[["x", "y"]].to_numpy()).all()
@@ -109,7 +109,7 @@ def test_vectors_have_no_example_images(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["records.rounds=-1", "records.clients=1"])
 def test_settings_have_ranges(setting: str) -> None:
-    from foundation.errors import UserError
+    from archipelago.core.errors import UserError
 
     with pytest.raises(UserError):
         load_config(overrides=[setting], env={})

@@ -10,7 +10,7 @@ from ray import exceptions
 
 from actors import session
 from actors.session import ActorsLost
-from foundation.errors import ClientFailure, UserError
+from archipelago.core.errors import ClientFailure, UserError
 from tests.support.experiments import plan_of
 
 NODE = {"Alive": True, "Resources": {"CPU": 2.0}}

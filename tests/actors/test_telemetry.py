@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for what runs tell; tests/experiments/test_sweep_ray.py scrapes it from a cluster."""
+"""The Grafana dashboard asks for what runs tell; tests/sweeps/test_ray.py scrapes it from a cluster."""
 
 from __future__ import annotations
 

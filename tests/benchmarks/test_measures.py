@@ -239,7 +239,7 @@ def test_every_benchmark_runs_in_miniature(tmp_path):
 
 
 def test_every_partition_is_timed_against_the_limit():
-    from federated_data import PARTITIONS
+    from archipelago.data import PARTITIONS
 
     result = json.loads(json.dumps(partition.run(1, miniature=True)))
     assert {row["partition"].partition(",")[0] for row in result["rows"]} == set(PARTITIONS)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from experiments import choose_clusters as module
-from experiments import open_run
-from experiments.choose_clusters import choose_clusters
-from experiments.runner import run_experiment
-from foundation.errors import UserError
+from archipelago import open_run
+from archipelago.core.errors import UserError
+from archipelago.experiments import choose_clusters as module
+from archipelago.experiments.choose_clusters import choose_clusters
+from archipelago.experiments.runner import run_experiment
 from tests.support.experiments import config_of
 
 GOOD = (

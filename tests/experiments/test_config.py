@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments import config as module
-from experiments.config import (
+from archipelago.core.errors import UserError
+from archipelago.core.settings import ExperimentSettings
+from archipelago.experiments import config as module
+from archipelago.experiments.config import (
     check,
     check_network,
     config_from_yaml,
@@ -23,9 +25,7 @@ from experiments.config import (
     load_config,
     options,
 )
-from foundation.errors import UserError
-from foundation.settings import ExperimentSettings
-from strategies import METHODS
+from archipelago.strategies import METHODS
 
 
 def sentence(*overrides: str, file: Path | None = None, env: dict[str, str] | None = None) -> str:
@@ -68,7 +68,7 @@ def test_methods_with_options_have_a_section_of_their_own_type() -> None:
 
 
 def test_a_method_registered_later_gets_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    from foundation.settings import setting
+    from archipelago.core.settings import setting
 
     @dataclasses.dataclass
     class Options:

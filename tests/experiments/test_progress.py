@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from actors.reports import RoundReport
-from experiments.progress import Progress
+from archipelago.experiments.progress import Progress
 
 
 class Clock:

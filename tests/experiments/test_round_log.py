@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments import open_run
-from experiments.runner import resume, run_experiment
-from experiments.sweep import run_sweep
+from archipelago import open_run
+from archipelago.experiments.runner import resume, run_experiment
+from archipelago.sweeps.runner import run_sweep
 from tests.support.experiments import config_of
 from tests.support.runs import events
 from tests.support.sweeps import sweep_of

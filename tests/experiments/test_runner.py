@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from actors.session import ActorsLost, InProcessSession
-from experiments import open_run, runner
-from experiments.runner import resume, run_experiment
-from foundation.errors import UserError
+from archipelago import open_run
+from archipelago.core.errors import UserError
+from archipelago.experiments import runner
+from archipelago.experiments.runner import resume, run_experiment
 from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from foundation.errors import UserError
-from foundation.randomness import generator
-from foundation.settings import LocalSettings, ModelSettings
+from archipelago.core.errors import UserError
+from archipelago.core.randomness import generator
+from archipelago.core.settings import LocalSettings, ModelSettings
+from archipelago.strategies.penalties import Proximal
 from lightning_modules import executors
 from lightning_modules.base import build_module
 from lightning_modules.executors import VMAP_TOLERANCE, PenaltyJob, TrainJob, make_executor
 from lightning_modules.flat import FlatModel
 from lightning_modules.samples import Samples
-from strategies.penalties import Proximal
 
 SHAPES = {"mlp": (1, 8, 8), "cnn_cifar": (3, 32, 32), "cnn_fashion": (1, 28, 28)}
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import foundation.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
+import archipelago.core.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
 import pytest
 from torch import nn
 
-from experiments.config import check_network, load_config
-from experiments.runner import run_experiment
-from foundation.errors import UserError
-from foundation.settings import LocalSettings, ModelSettings
+from archipelago.core.errors import UserError
+from archipelago.core.settings import LocalSettings, ModelSettings
+from archipelago.experiments.config import check_network, load_config
+from archipelago.experiments.runner import run_experiment
 from lightning_modules.base import build_module
 from lightning_modules.flat import FlatModel, derived_head
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from foundation.errors import UserError
-from foundation.randomness import seeded_torch
-from foundation.settings import ModelSettings
+from archipelago.core.errors import UserError
+from archipelago.core.randomness import seeded_torch
+from archipelago.core.settings import ModelSettings
 from lightning_modules import networks, networks_base, networks_residual
 from lightning_modules.networks import NETWORKS, Network, default_network, pooled
 
@@ -341,7 +341,7 @@ def test_networks_need_nothing_but_torch(module):
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     rooms = {name.split(".")[0] for name in imported}
-    allowed = {"__future__", "collections", "math", "typing", "torch", "foundation", "lightning_modules"}
+    allowed = {"__future__", "collections", "math", "typing", "torch", "archipelago", "lightning_modules"}
     assert rooms <= allowed | ({"torchvision"} if module is networks_residual else set())
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import open_run
-from experiments.runner import run_experiment
+from archipelago import open_run
+from archipelago.experiments.runner import run_experiment
 from tests.support.clusters import ROOT, Head, head_node
 from tests.support.experiments import TINY, config_of
 from tests.support.runs import assert_equal_runs

@@ -168,7 +168,7 @@ def test_both_ways_of_starting_pytest_can_import_the_door(command: list[str], tm
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(
         [*command, "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", f"--confcutdir={ROOT}", "-c",
-         str(ROOT / "pyproject.toml"), str(ROOT / "conftest.py"), str(test), str(ROOT / "tests/foundation")],
+         str(ROOT / "pyproject.toml"), str(ROOT / "conftest.py"), str(test), str(ROOT / "tests/core")],
         cwd=ROOT, env=env, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.config import load_config
-from experiments.partition_preview import write_partition
-from foundation.errors import UserError
-from reports.federation import COMPARED, SHOWN, Described, describe, distances, divergence, read_federation
-from reports.federation_figures import bars, draw_federation, save, similarity
+from archipelago.core.errors import UserError
+from archipelago.experiments.config import load_config
+from archipelago.experiments.partition_preview import write_partition
+from archipelago.reports.federation import (
+    COMPARED,
+    SHOWN,
+    Described,
+    describe,
+    distances,
+    divergence,
+    read_federation,
+)
+from archipelago.reports.federation_figures import bars, draw_federation, save, similarity
 
 
 def written(tmp_path: Path, *overrides: str) -> Path:

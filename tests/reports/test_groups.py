@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-import experiments.runner
-from experiments.choose_clusters import Choice
-from experiments.config import load_config
-from experiments.run_directory import FolderLock
-from experiments.runner import run_experiment
-from reports.groups import Group, make_groups
-from reports.runs import find_trials
+import archipelago.experiments.runner
+from archipelago.experiments.choose_clusters import Choice
+from archipelago.experiments.config import load_config
+from archipelago.experiments.runner import run_experiment
+from archipelago.reports.groups import Group, make_groups
+from archipelago.reports.runs import find_trials
+from archipelago.runs.directory import FolderLock
 from tests.support.written_runs import write_run, write_sweep
 
 
@@ -60,7 +60,9 @@ def test_seeds_that_chose_their_own_number_of_clusters_are_one_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = {0: 2, 1: 2, 2: 3}
-    monkeypatch.setattr(experiments.runner, "choose_clusters", lambda config: Choice(chosen[config.seed], ()))
+    monkeypatch.setattr(
+        archipelago.experiments.runner, "choose_clusters", lambda config: Choice(chosen[config.seed], ())
+    )
     small = ["clients=4", "rounds=1", "local.steps=1", "fleet.backend=in_process", "model=mlp", "method=ifca"]
     config = load_config(overrides=[*small, "clusters=auto"], env={})
     runs = [

@@ -23,21 +23,21 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-import experiments
-import reports.drawing
-from experiments.config import load_config
-from experiments.runner import run_experiment
-from foundation.errors import UserError
-from reports.build import DETAILED, Report, ReportRequest, _for_papers, build_report
-from reports.drawing import draw, draw_figures
-from reports.figures import Figure, numbers, without_lone_choices
-from reports.figures_results import result_figures
-from reports.figures_run import flow_data, run_figures, sprite
-from reports.groups import make_groups
-from reports.page import figures_in
-from reports.runs import RunFiles, find_trials
-from reports.table_text import latex
-from reports.tables import build_tables
+import archipelago
+import archipelago.reports.drawing
+from archipelago.core.errors import UserError
+from archipelago.experiments.config import load_config
+from archipelago.experiments.runner import run_experiment
+from archipelago.reports.build import DETAILED, Report, ReportRequest, _for_papers, build_report
+from archipelago.reports.drawing import draw, draw_figures
+from archipelago.reports.figures import Figure, numbers, without_lone_choices
+from archipelago.reports.figures_results import result_figures
+from archipelago.reports.figures_run import flow_data, run_figures, sprite
+from archipelago.reports.groups import make_groups
+from archipelago.reports.page import figures_in
+from archipelago.reports.runs import RunFiles, find_trials
+from archipelago.reports.table_text import latex
+from archipelago.reports.tables import build_tables
 from tests.support.browser import CHROMIUM, look
 from tests.support.written_runs import write_csv, write_run, write_sweep
 
@@ -105,7 +105,7 @@ def test_curves_are_the_metrics_of_the_run_directories(
     }
     for label, (column, scale) in columns.items():
         data = one(figures, "convergence", metric=label)
-        values = np.stack([experiments.open_run(runs[name]).metrics[column] for name in ("ifca-0", "ifca-1")])
+        values = np.stack([archipelago.open_run(runs[name]).metrics[column] for name in ("ifca-0", "ifca-1")])
         found = series(data, "IFCA")
         assert found["x"] == [1, 2, 3, 4]
         assert found["y"] == pytest.approx(scale * values.mean(axis=0), rel=1e-12)
@@ -113,7 +113,7 @@ def test_curves_are_the_metrics_of_the_run_directories(
         assert found["low"] == pytest.approx(scale * (values.mean(axis=0) - values.std(axis=0)), rel=1e-5)
         alone = series(data, "FedSoft")
         assert alone["y"] == [
-            scale * value for value in experiments.open_run(runs["fedsoft"]).metrics[column]
+            scale * value for value in archipelago.open_run(runs["fedsoft"]).metrics[column]
         ]
         assert alone["low"] is None
 
@@ -122,7 +122,7 @@ def test_tables_and_bars_are_the_means_of_the_last_rounds(
     report: Report, figures: list[dict[str, Any]], runs: dict[str, Path]
 ) -> None:
     ends = [
-        experiments.open_run(runs[name]).metrics["micro_accuracy"][-3:].mean()
+        archipelago.open_run(runs[name]).metrics["micro_accuracy"][-3:].mean()
         for name in ("ifca-0", "ifca-1")
     ]
     bars = one(figures, "bars", metric="accuracy (%)")
@@ -138,7 +138,7 @@ def test_tables_and_bars_are_the_means_of_the_last_rounds(
 
 
 def test_clusters_are_the_runs(figures: list[dict[str, Any]], runs: dict[str, Path]) -> None:
-    run = experiments.open_run(runs["ifca-0"])
+    run = archipelago.open_run(runs["ifca-0"])
     sizes = one(figures, "sizes", run="IFCA, K = 2, seed 0")
     assert [[each["y"][at] for each in sizes["series"]] for at in range(4)] == list(
         run.metrics["cluster_sizes"]
@@ -158,7 +158,7 @@ def test_clusters_are_the_runs(figures: list[dict[str, Any]], runs: dict[str, Pa
 
 
 def test_client_models_are_the_records(figures: list[dict[str, Any]], runs: dict[str, Path]) -> None:
-    run = experiments.open_run(runs["ifca-0"])
+    run = archipelago.open_run(runs["ifca-0"])
     for projection, record, columns in (("PCA", "models", ("pc_0", "pc_1")), ("t-SNE", "tsne", ("x", "y"))):
         data = one(figures, "map", run="IFCA, K = 2, seed 0", projection=projection)
         table = run.record(record)
@@ -181,11 +181,11 @@ def test_client_models_are_the_records(figures: list[dict[str, Any]], runs: dict
 def test_clients_weights_and_levels_are_the_runs(
     figures: list[dict[str, Any]], runs: dict[str, Path]
 ) -> None:
-    tables = [experiments.open_run(runs[name]).clients for name in ("ifca-0", "ifca-1")]
+    tables = [archipelago.open_run(runs[name]).clients for name in ("ifca-0", "ifca-1")]
     means = [table[table["round"] > 1].groupby("client")["accuracy"].mean() for table in tables]
     found = series(one(figures, "clients"), "IFCA")
     assert found["values"] == pytest.approx(list(100 * np.concatenate(means)), rel=1e-12)
-    soft = experiments.open_run(runs["fedsoft"])
+    soft = archipelago.open_run(runs["fedsoft"])
     u = soft.record("u")
     last = u[u["round"] == 4].set_index("client")
     bars = one(figures, "weights-clients")
@@ -195,7 +195,7 @@ def test_clients_weights_and_levels_are_the_runs(
     lines = one(figures, "weights-rounds")
     by_group = series(lines, "group 1, model 0")
     assert by_group["y"][-1] == pytest.approx(last["u_0"][groups == 1].mean(), rel=1e-12)
-    many = experiments.open_run(runs["femam"])
+    many = archipelago.open_run(runs["femam"])
     levels = many.record("levels")
     levels = levels[levels["round"] == 4]
     drawn = one(figures, "levels")
@@ -209,7 +209,7 @@ def test_clients_weights_and_levels_are_the_runs(
 
 
 def test_costs_are_the_runs(figures: list[dict[str, Any]], runs: dict[str, Path]) -> None:
-    run = experiments.open_run(runs["fedsoft"])
+    run = archipelago.open_run(runs["fedsoft"])
     moved = one(figures, "communication")
     at = [name.startswith("FedSoft") for name in moved["at"]].index(True)
     assert moved["series"][0]["y"][at] == pytest.approx(run.metrics["cost_models_down"].mean(), rel=1e-12)
@@ -232,7 +232,7 @@ def test_costs_are_the_runs(figures: list[dict[str, Any]], runs: dict[str, Path]
 def test_models_on_distributions_are_those_of_the_run(
     figures: list[dict[str, Any]], runs: dict[str, Path]
 ) -> None:
-    run = experiments.open_run(runs["fedsoft"])
+    run = archipelago.open_run(runs["fedsoft"])
     matrices = 100 * np.asarray(run.metrics["centre_accuracy"].tolist())
     title = next(
         each["choice"]["run"] for each in figures if each["choice"].get("run", "").startswith("FedSoft")
@@ -267,7 +267,7 @@ def test_examples_of_a_cluster_are_images_of_its_clients(
     figures: list[dict[str, Any]], runs: dict[str, Path]
 ) -> None:
     recorded = load_file(runs["ifca-0"] / "records" / "examples.safetensors")
-    last = experiments.open_run(runs["ifca-0"]).assignments.query("round == 4").set_index("client")["cluster"]
+    last = archipelago.open_run(runs["ifca-0"]).assignments.query("round == 4").set_index("client")["cluster"]
     rows = one(figures, "examples", run="IFCA, K = 2, seed 0")["rows"]
     assert {row["name"] for row in rows} == {f"cluster {k}" for k in set(last)}
     for row in rows:
@@ -556,7 +556,7 @@ def test_each_kind_of_figure_is_drawn_and_equal_figures_are_equal_files(
     entries = {each["kind"]: {key: value for key, value in each.items() if key != "name"} for each in figures}
     chosen = [Figure(**entry) for entry in entries.values()]
     assert set(entries) == {"lines", "stack", "bars", "spread", "flow", "scatter", "heatmap", "images"}
-    monkeypatch.setattr(reports.drawing, "_WORTH_A_PROCESS", 1)
+    monkeypatch.setattr(archipelago.reports.drawing, "_WORTH_A_PROCESS", 1)
     files = draw_figures(chosen, tmp_path / "a", processes=2)
     assert len(files) == 16
     for file in files:
@@ -807,7 +807,7 @@ def test_cluster_sizes_of_many_rounds_have_rounds_on_their_axis(tmp_path: Path) 
 def test_a_page_that_is_too_large_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run")
     assert build_report(ReportRequest([str(run)], figures="no")).warning == ""
-    monkeypatch.setattr("reports.build._LARGEST_PAGE", 1000)
+    monkeypatch.setattr("archipelago.reports.build._LARGEST_PAGE", 1000)
     found = build_report(ReportRequest([str(run)], figures="no"))
     assert "MB with no run shown from the inside" in found.warning
     assert html.escape(found.warning) in (found.folder / "report.html").read_text()

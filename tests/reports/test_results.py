@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.build import ReportRequest, build_report
+from archipelago.reports.build import ReportRequest, build_report
 
 RESULTS = Path(__file__).parents[2] / "results"
 SWEEPS = sorted(path.parent.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("sweep.yaml"))

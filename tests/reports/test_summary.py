@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import json
@@ -15,9 +14,8 @@ from typing import Any
 
 import pytest
 
-import reports
-from foundation.errors import UserError
-from reports.summary import final_figures, print_table, write_summary
+from archipelago.core.errors import UserError
+from archipelago.reports.summary import final_figures, print_table, write_summary
 
 CONFIG = {
     "method": "ifca",
@@ -136,7 +134,7 @@ def test_the_summary_says_what_ran_what_came_out_and_what_to_do(tmp_path: Path) 
     assert "- round 29: event 29 with a line break" in text
     assert "`models`: final models" in text
     assert "`records`" not in text  # it is empty
-    assert f'experiments.open_run("{path}")' in text
+    assert f'archipelago.open_run("{path}")' in text
     assert "resume" not in text
     assert [entry for entry in path.iterdir() if "tmp" in entry.name] == []
 
@@ -192,18 +190,6 @@ def test_what_is_no_run_is_a_sentence(tmp_path: Path) -> None:
     path = make(tmp_path / "run", config={"evaluation": {"last": 0}})
     with pytest.raises(UserError, match=r"expected evaluation\.last >= 1, got 0"):
         final_figures(path)
-
-
-def test_the_room_reads_files_and_imports_no_other_room_but_foundation() -> None:
-    rooms = {"actors", "strategies", "experiments", "lightning_modules", "federated_data", "platform"}
-    assert reports.__file__ is not None
-    sources = list(Path(reports.__file__).parent.glob("*.py"))
-    assert len(sources) >= 2
-    for source in sources:
-        for node in ast.walk(ast.parse(source.read_text())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert not {name.split(".")[0] for name in names} & rooms, source
 
 
 @pytest.mark.parametrize(("name", "best"), [("accuracy", "0.9000"), ("mse", "0.2500")])

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from foundation.errors import UserError
-from reports.build import ReportRequest, build_report
-from reports.groups import Group, make_groups
-from reports.page import page
-from reports.published import (
+from archipelago.core.errors import UserError
+from archipelago.reports.build import ReportRequest, build_report
+from archipelago.reports.groups import Group, make_groups
+from archipelago.reports.page import page
+from archipelago.reports.published import (
     Published,
     deviations,
     find_table,
@@ -25,10 +25,10 @@ from reports.published import (
     published_for,
     published_results,
 )
-from reports.runs import find_trials
-from reports.significance import holm, paired_p
-from reports.table_text import as_csv, latex, markdown, print_tables
-from reports.tables import Table, build_tables
+from archipelago.reports.runs import find_trials
+from archipelago.reports.significance import holm, paired_p
+from archipelago.reports.table_text import as_csv, latex, markdown, print_tables
+from archipelago.reports.tables import Table, build_tables
 from tests.support.written_runs import write_run, write_sweep
 
 LAST = {0: 0.5, 1: 0.7, 2: 0.9}  # the mean of the last three rounds of IFCA, by seed

@@ -7,15 +7,15 @@ import pytest
 import scipy.stats
 import torch
 
-import foundation.torchvision_operators  # noqa: F401  (before lightning)
-from foundation.errors import UserError
-from foundation.settings import AggregationSettings, LocalSettings, ModelSettings
+import archipelago.core.torchvision_operators  # noqa: F401  (before lightning)
+from archipelago.core.errors import UserError
+from archipelago.core.settings import AggregationSettings, LocalSettings, ModelSettings
+from archipelago.strategies.aggregation import aggregate, check_rule, trimmed_mean
+from archipelago.strategies.matching import chain, match
+from archipelago.strategies.parameters import ModelEntry, ModelSpec, normalised_rows, one_hot, weighted_sums
+from archipelago.strategies.references import Models
 from lightning_modules.base import build_module
 from lightning_modules.flat import FlatModel
-from strategies.aggregation import aggregate, check_rule, trimmed_mean
-from strategies.matching import chain, match
-from strategies.parameters import ModelEntry, ModelSpec, normalised_rows, one_hot, weighted_sums
-from strategies.references import Models
 from tests.support.experiments import checkpoint_of, outcome, run, session_of
 
 RULES = ("mean", "trimmed_mean", "median", "median_of_means", "matched")
@@ -183,7 +183,7 @@ def test_median_of_means_by_hand_for_known_draws(monkeypatch):
             assert rows.tolist() == [0, 1, 2, 3, 4] and shape == drawn.shape
             return drawn
 
-    monkeypatch.setattr("strategies.aggregation.generator", lambda *key, **more: Known())
+    monkeypatch.setattr("archipelago.strategies.aggregation.generator", lambda *key, **more: Known())
     # Means by weight: (1 * 0 + 2 * 3) / 3 = 2, then 5 twice, then (30 + 100) / 2 = 65; the median of 2, 5, 65 is 5.
     table, weights = [[0.0], [3.0], [5.0], [30.0], [100.0]], [1, 2, 1, 1, 1]
     assert aggregated("median_of_means", table, weights=weights, batches=3).tolist() == [[5.0]]

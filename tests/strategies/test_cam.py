@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from archipelago.core.errors import UserError
+from archipelago.strategies import parse_method
+from archipelago.strategies.cam import CAMOptions
+from archipelago.strategies.references import Models
 from benchmarks import collapse
-from foundation.errors import UserError
-from strategies import parse_method
-from strategies.cam import CAMOptions
-from strategies.references import Models
 from tests.support.experiments import checkpoint_of, outcome, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
 

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from strategies.base import UNASSIGNED
-from strategies.cfl import CFLOptions, bipartition, cosines
-from strategies.references import Models
+from archipelago.strategies.base import UNASSIGNED
+from archipelago.strategies.cfl import CFLOptions, bipartition, cosines
+from archipelago.strategies.references import Models
 from tests.support.experiments import checkpoint_of, outcome, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
 

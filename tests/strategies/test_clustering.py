@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundation.randomness import generator
-from strategies.clustering import kmeans, match_labels
+from archipelago.core.randomness import generator
+from archipelago.strategies.clustering import kmeans, match_labels
 
 
 def test_weights_decide_where_the_border_runs():

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.config import check_network
-from foundation.errors import UserError
-from foundation.settings import ModelSettings
+from archipelago.core.errors import UserError
+from archipelago.core.settings import ModelSettings
+from archipelago.experiments.config import check_network
+from archipelago.strategies import parse_method
+from archipelago.strategies.cks import CKSOptions, PairwisePull, SharedPull, cluster_shares
+from archipelago.strategies.con import CONOptions, ContrastOfOutputs, ContrastOfParameters, contrast
+from archipelago.strategies.prox import ProxOptions
+from archipelago.strategies.references import Models, PerClient
 from lightning_modules.executors import objective_of
-from strategies import parse_method
-from strategies.cks import CKSOptions, PairwisePull, SharedPull, cluster_shares
-from strategies.con import CONOptions, ContrastOfOutputs, ContrastOfParameters, contrast
-from strategies.prox import ProxOptions
-from strategies.references import Models, PerClient
 from tests.support.experiments import config_of, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from strategies.ditto import DittoOptions
-from strategies.references import Prediction, Private
+from archipelago.strategies.ditto import DittoOptions
+from archipelago.strategies.references import Prediction, Private
 from tests.support.equality import assert_same_bits_everywhere
 from tests.support.experiments import checkpoint_of, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.feddane import FedDANEOptions
-from strategies.fedprox import FedProxOptions
-from strategies.penalties import Linear
+from archipelago.strategies.feddane import FedDANEOptions
+from archipelago.strategies.fedprox import FedProxOptions
+from archipelago.strategies.penalties import Linear
 from tests.support.equality import assert_same_bits_everywhere
 from tests.support.experiments import run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from strategies.feddist import ReptileOptions
+from archipelago.strategies.feddist import ReptileOptions
 from tests.support.equality import assert_same_bits_everywhere
 from tests.support.experiments import outcome, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from foundation.errors import UserError
-from foundation.settings import AggregationSettings, ModelSettings
-from strategies import fedper as module
-from strategies.fedper import FedPerOptions, private_columns
-from strategies.parameters import ModelEntry, ModelSpec
-from strategies.references import Merged, Prediction
+from archipelago.core.errors import UserError
+from archipelago.core.settings import AggregationSettings, ModelSettings
+from archipelago.strategies import fedper as module
+from archipelago.strategies.fedper import FedPerOptions, private_columns
+from archipelago.strategies.parameters import ModelEntry, ModelSpec
+from archipelago.strategies.references import Merged, Prediction
 from tests.support.equality import assert_same_bits_everywhere
 from tests.support.experiments import checkpoint_of, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of

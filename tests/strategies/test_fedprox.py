@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.fedprox import FedProxOptions
-from strategies.penalties import Proximal
+from archipelago.strategies.fedprox import FedProxOptions
+from archipelago.strategies.penalties import Proximal
 from tests.support.experiments import outcome, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
 

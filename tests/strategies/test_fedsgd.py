@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from foundation.errors import ClientFailure, UserError
-from foundation.settings import AggregationSettings
+from archipelago.core.errors import ClientFailure, UserError
+from archipelago.core.settings import AggregationSettings
 from tests.support.equality import assert_same_bits_everywhere
 from tests.support.experiments import run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of

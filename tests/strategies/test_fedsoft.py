@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from foundation.settings import AggregationSettings
-from strategies.fedsoft import FedSoftOptions, importance
-from strategies.penalties import ProximalToMixture
-from strategies.references import Mixture, Models, Prediction
+from archipelago.core.settings import AggregationSettings
+from archipelago.strategies.fedsoft import FedSoftOptions, importance
+from archipelago.strategies.penalties import ProximalToMixture
+from archipelago.strategies.references import Mixture, Models, Prediction
 from tests.support.experiments import checkpoint_of, digest, outcome, run, session_of
 from tests.support.mixtures import error_up_to_permutation, mixed_session, ten_ninety
 from tests.support.scalar import scalar_fleet, strategy_of

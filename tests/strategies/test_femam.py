@@ -5,12 +5,12 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 from actors.session import Checkpoint
-from experiments.trees import pack, unpack
-from foundation.errors import UserError
-from strategies.base import UNASSIGNED, Context
-from strategies.ensemble import build_ensemble
-from strategies.femam import NOTHING, FeMAM, FeMAMOptions, classifier, normalised
-from strategies.references import Models, Prediction
+from archipelago.core.errors import UserError
+from archipelago.runs.trees import pack, unpack
+from archipelago.strategies.base import UNASSIGNED, Context
+from archipelago.strategies.ensemble import build_ensemble
+from archipelago.strategies.femam import NOTHING, FeMAM, FeMAMOptions, classifier, normalised
+from archipelago.strategies.references import Models, Prediction
 from tests.support.experiments import checkpoint_of, config_of, digest, outcome, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
 

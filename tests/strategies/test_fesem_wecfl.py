@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from strategies.fesem import FeSEMOptions
-from strategies.references import Models
+from archipelago.strategies.fesem import FeSEMOptions
+from archipelago.strategies.references import Models
 from tests.support.experiments import digest, outcome, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
 
@@ -138,7 +138,7 @@ def test_options_reach_the_numbers(change):
 
 
 def test_warm_starts_begin_at_the_last_centres(monkeypatch):
-    import strategies.clustering as clustering
+    import archipelago.strategies.clustering as clustering
 
     given = []
     original = clustering.kmeans
@@ -168,7 +168,7 @@ def test_fewer_distinct_models_than_clusters_is_told_and_survived():
 
 
 def test_oracle_needs_planted_groups_and_a_cluster_for_each():
-    from foundation.errors import UserError
+    from archipelago.core.errors import UserError
 
     session = session_of("method=oracle", "clusters=4", "data.rotations=4")
     assert run(session, 1)[0].metrics["ari"] == 1.0

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from foundation.errors import UserError
-from strategies.base import Context
-from strategies.ensemble import build_ensemble, expand
-from strategies.references import Prediction
+from archipelago.core.errors import UserError
+from archipelago.strategies.base import Context
+from archipelago.strategies.ensemble import build_ensemble, expand
+from archipelago.strategies.references import Prediction
 from tests.support.experiments import checkpoint_of, config_of, outcome, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from foundation.errors import ClientFailure, UserError
-from strategies.ifca import IFCAOptions
-from strategies.references import Models
+from archipelago.core.errors import ClientFailure, UserError
+from archipelago.strategies.ifca import IFCAOptions
+from archipelago.strategies.references import Models
 from tests.support.experiments import digest, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.parameters import (
+from archipelago.strategies.parameters import (
     ModelEntry,
     ModelSpec,
     fixed_point_exponents,

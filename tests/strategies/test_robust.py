@@ -7,10 +7,10 @@ import pytest
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
-from foundation.settings import AggregationSettings
-from strategies.clustering import trimmed_kmeans
-from strategies.references import Models
-from strategies.robust import RobustOptions
+from archipelago.core.settings import AggregationSettings
+from archipelago.strategies.clustering import trimmed_kmeans
+from archipelago.strategies.references import Models
+from archipelago.strategies.robust import RobustOptions
 from tests.support.experiments import checkpoint_of, outcome, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import foundation.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
+import archipelago.core.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
 import lightning
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset

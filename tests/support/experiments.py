@@ -10,9 +10,9 @@ import numpy as np
 
 from actors.reports import RoundReport
 from actors.session import Checkpoint, InProcessSession, Plan
-from experiments.config import load_config
-from experiments.plan import make_plan
-from federated_data import build_federation
+from archipelago.data import build_federation
+from archipelago.experiments.config import load_config
+from archipelago.experiments.plan import make_plan
 
 TINY = (
     "clients=8",

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import foundation.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
+import archipelago.core.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
 import ray
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 import actors.block
 from actors.ray_actors import RayFleet, ServerActor
 from actors.server import Server, ServerSetup
-from foundation.settings import LocalSettings, ModelSettings
+from archipelago.core.settings import LocalSettings, ModelSettings
 from lightning_modules.base import FederatedModule
 from lightning_modules.networks import NETWORKS
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from foundation.errors import UserError
-from strategies import ADDONS, METHODS, parse_method
+from archipelago.core.errors import UserError
+from archipelago.strategies import ADDONS, METHODS, parse_method
 
 
 def compositions() -> list[str]:

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.session import InProcessSession
-from experiments.config import load_config
-from experiments.plan import make_plan
-from federated_data import ClientData, Division, Federation, load_dataset
+from archipelago.data import ClientData, Division, Federation, load_dataset
+from archipelago.experiments.config import load_config
+from archipelago.experiments.plan import make_plan
 
 TEST_SAMPLES = 10
 

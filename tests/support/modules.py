@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import foundation.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
+import archipelago.core.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
 import lightning
 import torch
 from torch import nn

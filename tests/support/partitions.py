@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from hypothesis import settings
 
-from federated_data import PARTITIONS, Labels, Partition
-from foundation.randomness import generator
-from foundation.settings import PartitionSettings
+from archipelago.core.randomness import generator
+from archipelago.core.settings import PartitionSettings
+from archipelago.data import PARTITIONS, Labels, Partition
 
 checked = settings(deadline=None, derandomize=True, database=None, max_examples=40)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from experiments import open_run
+from archipelago import open_run
 
 
 def assert_equal_runs(one: Path, other: Path) -> None:

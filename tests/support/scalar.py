@@ -11,8 +11,8 @@ import numpy as np
 
 from actors.fleet import InProcessFleet
 from actors.requests import BlockSetup, ClientSamples
-from foundation.settings import EvaluationSettings, LocalSettings, ModelSettings
-from strategies.base import Context, Strategy, build
+from archipelago.core.settings import EvaluationSettings, LocalSettings, ModelSettings
+from archipelago.strategies.base import Context, Strategy, build
 
 
 def scalar_fleet(

@@ -1,0 +1,25 @@
+"""Archipelago: experiments in clustered federated learning, on Ray actors and Lightning modules."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from archipelago.experiments.new_clients import Newcomer, adopt
+    from archipelago.runs.reader import open_run
+
+__all__ = ["Newcomer", "adopt", "open_run"]
+
+# Where each name is defined: imported when it is asked for, so that help and mistakes are answered at once.
+_HOMES = {
+    "Newcomer": "archipelago.experiments.new_clients",
+    "adopt": "archipelago.experiments.new_clients",
+    "open_run": "archipelago.runs.reader",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'archipelago' has no attribute '{name}'")

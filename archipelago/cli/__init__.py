@@ -1,0 +1,1 @@
+"""The command line: `archipelago ...`, and from the project's root `python -m platform.launch ...`."""

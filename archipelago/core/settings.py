@@ -1,0 +1,307 @@
+"""The schema of an experiment: every setting, its default, its range and one line about it.
+
+This is the only place of defaults (a method's own options stand beside the method, in `strategies/`, and
+`experiments/config.py` adds them as sections of the same schema). Ranges are data: `experiments/config.py`
+checks every value against its `within` or `choices` and says what was expected, given, and what to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def setting(
+    default: Any,
+    about: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """A dataclass field with its documentation and the values it may take."""
+    limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below, "choices": choices}
+    metadata = {"about": about, **{key: value for key, value in limits.items() if value is not None}}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+# OmegaConf reads these annotations at run time, so they are written as it understands them (Optional[...]).
+@dataclass
+class DataSettings:
+    """`data=NAME data.root=...`: where the samples come from."""
+
+    name: str = setting("digits", "data set (see `list`)")
+    root: str = setting("~/.cache/archipelago", "folder with the data sets")
+    download: bool = setting(False, "fetch the data set into `data.root` if it is missing")
+    mean: list[float] = setting(
+        [], "normalise by this mean per channel, or one for all (default: the data set's)"
+    )
+    std: list[float] = setting([], "normalise by this deviation per channel, or one for all (default: the data set's)",
+                               above=0)  # fmt: skip
+    mapped: str = setting("auto", "sets that are decoded once into a file: read it by memory map (yes), into memory "
+                          "(no), or by its size (auto: mapped above 1 GB)", choices=("auto", "yes", "no"))  # fmt: skip
+    cache: str | None = setting(None, "folder of these files (default: in `data.root`)")
+    attribute: str | None = setting(None, "celeba: attribute to predict (default Smiling); chestmnist: finding "
+                                    "(default: any)")  # fmt: skip
+    image_size: int | None = setting(None, "celeba (default 84), image_folder (default: the first image's): side in "
+                                     "pixels that images are resized to", at_least=1)  # fmt: skip
+    grey: bool = setting(False, "image_folder: read images as grey levels instead of colours")
+    target: str | None = setting(
+        None, "datamodule: import path of your LightningDataModule, as package.module.Class"
+    )
+    rotations: int = setting(1, "rotate images by 0/90/180/270 degrees in this many groups of clients",
+                             at_least=1, at_most=4)  # fmt: skip
+    label_swaps: int = setting(
+        1, "permute the labels, differently in this many groups of clients", at_least=1
+    )
+    colours: int = setting(1, "change colours (order of channels; tone, if grey) in this many groups of clients",
+                           at_least=1, at_most=6)  # fmt: skip
+    noises: int = setting(
+        1, "add noise, from none to `data.noise_shift`, in this many groups of clients", at_least=1
+    )
+    noise_shift: float = setting(0.2, "standard deviation of the strongest noise, as part of the pixel range",
+                                 above=0)  # fmt: skip
+    crossed: bool = setting(
+        False,
+        "divide each planted group of the partition among these shifts, instead of shifting whole groups",
+    )
+    sources: int = setting(4, "synthetic: number of planted linear models", at_least=1)
+    samples: int = setting(4000, "synthetic: number of samples, test included", at_least=2)
+    dimension: int = setting(10, "synthetic: number of features", at_least=1)
+    weight_scale: float = setting(10.0, "synthetic: standard deviation of the planted weights (FedSoft's sigma_0)",
+                                  above=0)  # fmt: skip
+    common_scale: float = setting(0.0, "synthetic: standard deviation of a part common to all planted weights",
+                                  at_least=0)  # fmt: skip
+    noise: float = setting(1.0, "synthetic: standard deviation of the label noise", at_least=0)
+    test_fraction: float = setting(0.2, "share of samples held out for testing where there is no official split",
+                                   above=0, below=1)  # fmt: skip
+
+
+@dataclass
+class PartitionSettings:
+    """`partition=NAME partition.alpha=...`: which client holds which samples."""
+
+    name: str = setting("iid", "partition (see `list`)")
+    alpha: float = setting(0.1, "Dirichlet concentration: over clients, or over groups in cluster-wise partitions",
+                           above=0)  # fmt: skip
+    alpha_within: float = setting(10.0, "Dirichlet concentration inside a group (cluster-wise)", above=0)
+    classes: int = setting(2, "classes per client, or per group in cluster-wise partitions", at_least=1)
+    classes_within: int = setting(2, "classes per client inside a group (cluster-wise)", at_least=1)
+    groups: int = setting(4, "planted groups of clients (cluster-wise)", at_least=1)
+    group_sizes: list[int] = setting(
+        [], "clients of each planted group, instead of even `groups`, as [10,10,30]", at_least=1
+    )
+    mixture: str = setting("10:90", "mixture: shares of the sources, as 10:90 or 30:70; linear; random")
+    size_range: list[int] = setting([], "mixture: training samples per client, drawn from [smallest,largest]",
+                                    at_least=1)  # fmt: skip
+    level_groups: list[int] = setting([2, 4], "multilevel: groups of each level, coarse to fine", at_least=1)
+    level_classes: list[int] = setting(
+        [1, 2], "multilevel: classes of a group's own at each level", at_least=1
+    )
+    test_share: float | None = setting(
+        None, "share of a client's samples for testing, of both parts pooled (default: the official split)",
+        above=0, below=1,
+    )  # fmt: skip
+    holdout: float | None = setting(
+        None, "share of the test samples that no client gets, one set per planted distribution, to measure every "
+        "cluster model on (default: half for mixtures, else none)", at_least=0, below=1,
+    )  # fmt: skip
+    compat: str = setting("none", "fedbase: the protocol of published tables, which drops and copies clients",
+                          choices=("none", "fedbase"))  # fmt: skip
+    validation: float = setting(0.0, "share of each client's training samples kept for validation",
+                                at_least=0, below=1)  # fmt: skip
+    cache: str = setting(
+        "auto", "folder that keeps partitions for equal experiments; auto: the user's; off: none"
+    )
+    min_size: int = setting(4, "smallest number of training samples a client may hold", at_least=1)
+
+
+@dataclass
+class ModelSettings:
+    """`model=NAME`: the network every client trains."""
+
+    name: str = setting("auto", "network (see `list`); auto picks the paper's network for the data set")
+    target: str | None = setting(None, "import path of your own LightningModule, as package.module.Class")
+    hidden: list[int] = setting([64], "mlp: widths of the hidden layers", at_least=1)
+    norm: str = setting("batch", "resnet18, mobilenet_v2: BatchNorm or GroupNorm", choices=("batch", "group"))
+    head: list[str] = setting(
+        [], "submodules that are the head, the last one the classifier (default: what the module says, else its "
+        "fully-connected layers at the end)"
+    )  # fmt: skip
+
+
+@dataclass
+class LocalSettings:
+    """`local.steps=...`: what a client does in a round."""
+
+    steps: int = setting(10, "mini-batch steps per round", at_least=1)
+    epochs: int | None = setting(
+        None, "passes over the client's data per round, instead of steps", at_least=1
+    )
+    batch: int = setting(32, "mini-batch size", at_least=1)
+    optimizer: str = setting("sgd", "optimizer", choices=("sgd", "adam"))
+    lr: float = setting(0.05, "learning rate", above=0)
+    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
+    weight_decay: float = setting(0.0, "weight decay", at_least=0)
+    keep_optimizer: bool = setting(
+        True, "keep a client's optimizer state across rounds (False: start afresh)"
+    )
+    executor: str = setting("auto", "how steps are run: auto is loop on CPU and vmap on GPU",
+                            choices=("auto", "loop", "vmap", "trainer"))  # fmt: skip
+    normalise: str = setting("batch", "normalise inputs batch by batch, or once per actor (faster, more memory)",
+                             choices=("batch", "actor"))  # fmt: skip
+    trainer: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"about": "executor=trainer: arguments of lightning.Trainer; callbacks as import paths"},
+    )
+
+
+@dataclass
+class ParticipationSettings:
+    """`participation.fraction=0.1`: who takes part in a round; the same stream for every method."""
+
+    fraction: float = setting(1.0, "share of the clients that is selected each round", above=0, at_most=1)
+    stragglers: float = setting(0.0, "share of the selected that only manages a random part of its steps",
+                                at_least=0, at_most=1)  # fmt: skip
+    dropouts: float = setting(0.0, "share of the selected whose result never arrives", at_least=0, below=1)
+
+
+@dataclass
+class AggregationSettings:
+    """`aggregation=median aggregation.trim=...`: how the models of a cluster become one."""
+
+    name: str = setting(
+        "mean",
+        "mean, or a rule that survives odd clients; matched averages neurons after matching them",
+        choices=("mean", "trimmed_mean", "median", "median_of_means", "matched"),
+    )
+    trim: float = setting(0.2, "trimmed_mean: share cut from each side", at_least=0, below=0.5)
+    batches: int = setting(10, "median_of_means: number of bootstrap batches", at_least=1)
+    sweeps: int = setting(2, "matched: passes over the clients", at_least=1)
+
+
+@dataclass
+class EvaluationSettings:
+    """`evaluation.every=5`: when and how models are measured."""
+
+    every: int = setting(1, "evaluate every this many rounds (the last round always)", at_least=1)
+    batch: int = setting(512, "samples per forward pass", at_least=1)
+    train: bool = setting(False, "measure on training data too")
+    weights: str = setting("train", "what `micro` means are weighted by", choices=("train", "test"))
+    last: int = setting(3, "the final figure is the mean of this many last evaluations", at_least=1)
+    clusterability: bool = setting(False, "measure the thesis's clusterability B (3.18) at every evaluation")
+
+
+@dataclass
+class FleetSettings:
+    """`fleet.actors=4 fleet.gpus=0.25`: where clients live."""
+
+    backend: str = setting("ray", "ray actors, or everything in this process", choices=("ray", "in_process"))
+    address: str | None = setting(None, "Ray cluster to join (default: RAY_ADDRESS, else a local one)")
+    actors: int | None = setting(None, "number of client actors (default: what the cluster serves best)",
+                                    at_least=1)  # fmt: skip
+    clients_per_actor: int | None = setting(None, "clients hosted by one actor, instead of `fleet.actors`",
+                                               at_least=1)  # fmt: skip
+    cpus: float = setting(1.0, "CPUs per client actor", above=0)
+    gpus: float = setting(0.0, "GPUs per client actor; a fraction shares a device", at_least=0)
+    dashboard: bool = setting(True, "start the Ray dashboard with a local cluster")
+    restarts: int = setting(10, "how many lost actors or nodes a run survives before it stops", at_least=0)
+
+
+@dataclass
+class CheckpointSettings:
+    """`checkpoint.every=10`: how much work a crash can cost."""
+
+    every: int = setting(10, "write a checkpoint every this many rounds (and after the last)", at_least=1)
+    minutes: float = setting(
+        5.0, "and whenever the last one is older than this many minutes; 0: never for that", at_least=0
+    )
+    keep: int = setting(2, "checkpoints kept on disk", at_least=1)
+
+
+@dataclass
+class RecordSettings:
+    """`records.tsne=true`: what a run writes down for the figures of its report."""
+
+    rounds: int = setting(4, "rounds whose client models are compared: the first, the last, and some between",
+                          at_least=0)  # fmt: skip
+    clients: int = setting(200, "clients that are compared at most", at_least=2)
+    images: int = setting(4, "example images kept of each client", at_least=0)
+    tsne: bool = setting(False, "t-SNE of the compared models too, at the end of the run")
+
+
+@dataclass
+class ExperimentSettings:
+    """One experiment."""
+
+    method: str = setting("ifca", "base, or base+addon+addon (see `list`)")
+    ensemble: list[str] = setting(
+        [], "methods that predict together, e.g. [fedavg,ifca] or [fedavg*5], instead of one"
+    )
+    combine: str = setting("logit_sum", "how the members of an ensemble predict together",
+                           choices=("logit_sum", "logit_mean", "probability_mean", "vote"))  # fmt: skip
+    clients: int = setting(20, "number of clients", at_least=1)
+    holdout_clients: float = setting(0.0, "share of the clients that never trains and is adopted afterwards",
+                                     at_least=0, below=1)  # fmt: skip
+    clusters: int = setting(
+        4, "number of cluster models K, for clustered methods; auto chooses it", at_least=1
+    )
+    choose_clusters: bool = setting(
+        False, "choose `clusters` by a few rounds on validation data (clusters=auto)"
+    )
+    rounds: int = setting(20, "communication rounds", at_least=1)
+    seed: int = setting(0, "seed of every random draw", at_least=0)
+    weights: str = setting("size", "aggregation weights: by training samples, or uniform",
+                           choices=("size", "uniform"))  # fmt: skip
+    not_finite: str = setting("drop", "a client whose loss or model is not finite: drop it this round, or stop",
+                              choices=("drop", "stop"))  # fmt: skip
+    storage: str = setting(
+        "runs", "folder or object-store address (s3://...) under which runs and sweeps are made"
+    )
+    name: str | None = setting(None, "name of the run directory (default: method, data, seed and a stamp)")
+    tensorboard: bool = setting(False, "write TensorBoard logs into the run directory, by Lightning's logger")
+    data: DataSettings = field(default_factory=DataSettings)
+    partition: PartitionSettings = field(default_factory=PartitionSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    local: LocalSettings = field(default_factory=LocalSettings)
+    participation: ParticipationSettings = field(default_factory=ParticipationSettings)
+    aggregation: AggregationSettings = field(default_factory=AggregationSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    records: RecordSettings = field(default_factory=RecordSettings)
+
+
+@dataclass
+class SweepSettings:
+    """`sweep.sampler=optuna`: how trials are chosen and run (what varies: `archipelago/sweeps/config.py`)."""
+
+    sampler: str = setting("grid", "how the points of `sweep.sample` are drawn; grid draws none",
+                           choices=("grid", "random", "optuna"))  # fmt: skip
+    samples: int = setting(10, "random, optuna: points to draw for each combination", at_least=1)
+    sampler_seed: int = setting(0, "random, optuna: seed of the draws", at_least=0)
+    scheduler: str = setting("none", "stop bad trials early, or let them take over good ones' models (pbt)",
+                             choices=("none", "asha", "median", "pbt"))  # fmt: skip
+    metric: str = setting("validation_micro_accuracy", "what tuning looks at: a figure on validation data")
+    mode: str = setting("auto", "whether more is better; auto: not of a loss, a squared error or a std",
+                        choices=("auto", "max", "min"))  # fmt: skip
+    grace: int = setting(5, "asha, median: rounds that every trial is given", at_least=1)
+    reduction: int = setting(3, "asha: one in this many trials goes on at each rung", at_least=2)
+    interval: int = setting(5, "pbt: rounds between two exchanges", at_least=1)
+    fleet: str = setting("auto", "a trial's clients in its own process, or in actors of its placement group",
+                         choices=("auto", "in_process", "actors"))  # fmt: skip
+    concurrent: int | None = setting(
+        None, "trials at a time (default: as many as the cluster holds)", at_least=1
+    )
+    table: str = setting("", "published table that the report compares with, as in thesis-2023:6.3")
+
+
+@dataclass
+class SweepSection:
+    """The section `sweep:` of a file, beside the settings of an experiment."""
+
+    sweep: SweepSettings = field(default_factory=SweepSettings)

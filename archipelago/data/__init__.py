@@ -1,0 +1,45 @@
+"""Data sets, partitions, and the federation they make.
+
+`archipelago.data.datamodule` holds the LightningDataModule; it is imported on its own, since importing
+lightning takes seconds and nothing else here needs it.
+"""
+
+from archipelago.data import (  # noqa: F401  (they register their data sets)
+    embedded,
+    image_files,
+    leaf,
+    medical,
+    npz,
+    packed,
+    torchvision_sets,
+    user_module,
+)
+from archipelago.data.arrays import use_arrays
+from archipelago.data.datasets import DATASETS, Dataset, DataSource, dataset, load_dataset, normalised
+from archipelago.data.describe import client_table, count_table, facts
+from archipelago.data.division import ClientData, Division
+from archipelago.data.federation import Federation, build_federation, federation_of
+from archipelago.data.partitions import PARTITIONS, Labels, Partition, Partitioner, partition
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "ClientData",
+    "DataSource",
+    "Dataset",
+    "Division",
+    "Federation",
+    "Labels",
+    "Partition",
+    "Partitioner",
+    "build_federation",
+    "client_table",
+    "count_table",
+    "dataset",
+    "facts",
+    "federation_of",
+    "load_dataset",
+    "normalised",
+    "partition",
+    "use_arrays",
+]

@@ -1,0 +1,180 @@
+"""The protocol that published the numbers of the CAM paper and the thesis: `partition.compat=fedbase`.
+
+Ma et al., "Structured Federated Learning through Clustered Additive Modeling" (NeurIPS 2023), and Ma's thesis
+"Clustered Federated Learning" used the package fedbase (0.6.9 and later). For comparison with their tables only:
+proportions are floored to two decimals, which loses samples; clients with five test samples or fewer are dropped;
+what is then missing is filled up with copies of other clients. One thing is not repeated: where a second draw
+leaves more clients than were asked for, the surplus is dropped, since an experiment says how many it has.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from archipelago.core.errors import UserError
+from archipelago.core.settings import PartitionSettings
+from archipelago.data.apportion import Integers
+from archipelago.data.partitions_core import (
+    Labels,
+    Partition,
+    Shares,
+    planted_groups,
+    refuse_classes,
+    split_at,
+)
+
+FEWEST_TESTED = 5  # a client needs more test samples than this
+SMALLEST_CLUSTER = 0.3  # of an even share of the test samples
+DRAWS = 200  # where the published code would go on for ever
+
+Part = tuple[Integers, Integers]  # positions to train and to test on
+
+
+def published_dirichlet(
+    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+) -> Partition:
+    """Client-wise Dirichlet(alpha)."""
+    return _finish(labels, *_split(labels, _everything(labels), clients, settings.alpha, None, rng))
+
+
+def published_n_class(
+    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+) -> Partition:
+    """Client-wise, `classes` classes each."""
+    _refuse(labels, settings.classes)
+    return _finish(labels, *_split(labels, _everything(labels), clients, None, settings.classes, rng))
+
+
+def published_cluster_dirichlet(
+    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+) -> Partition:
+    """Cluster-wise Dirichlet (alpha, alpha_within)."""
+    return _clusters(labels, settings, clients, (settings.alpha, None), (settings.alpha_within, None), rng)
+
+
+def published_cluster_n_class(
+    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+) -> Partition:
+    """Cluster-wise, `classes` classes for a cluster and `classes_within` of them for a client."""
+    _refuse(labels, settings.classes)
+    refuse_classes(
+        "partition.classes_within", settings.classes_within, settings.classes, "classes of a group"
+    )
+    return _clusters(
+        labels, settings, clients, (None, settings.classes), (None, settings.classes_within), rng
+    )
+
+
+def _refuse(labels: Labels, classes: int) -> None:
+    refuse_classes("partition.classes", classes, len(np.unique(labels.train)), f"classes of '{labels.name}'")
+
+
+def _everything(labels: Labels) -> Part:
+    return np.arange(len(labels.train), dtype=np.int64), np.arange(len(labels.test), dtype=np.int64)
+
+
+def _clusters(
+    labels: Labels,
+    settings: PartitionSettings,
+    clients: int,
+    between: tuple[float | None, int | None],
+    within: tuple[float | None, int | None],
+    rng: np.random.Generator,
+) -> Partition:
+    groups = planted_groups(settings, clients)
+    count = int(groups[-1]) + 1
+    for _ in range(DRAWS):
+        clusters, _ = _split(labels, _everything(labels), count, *between, rng)
+        if min(len(test) for _, test in clusters) > SMALLEST_CLUSTER * len(labels.test) / count:
+            break
+    else:
+        raise UserError(_sentence(f"{count} clusters of {SMALLEST_CLUSTER:g} of an even share or more"))
+    parts: list[Part] = []
+    copies: list[int] = []
+    for group, cluster in enumerate(clusters):
+        made, copied = _split(labels, cluster, int((groups == group).sum()), *within, rng)
+        copies += [-1 if of < 0 else of + len(parts) for of in copied]
+        parts += made
+    return _finish(labels, parts, copies, groups)
+
+
+def _split(
+    labels: Labels,
+    part: Part,
+    nodes: int,
+    alpha: float | None,
+    classes: int | None,
+    rng: np.random.Generator,
+) -> tuple[list[Part], list[int]]:
+    """Divide a part among nodes; (their parts, whom each is a copy of)."""
+    train, test = part
+    kinds = np.union1d(labels.train[train], labels.test[test])
+    kept: list[Part] = []
+    for _ in range(DRAWS):
+        shares = (
+            _floored(alpha, len(kinds), nodes, rng)
+            if alpha is not None
+            else _indicators(classes or 1, len(kinds), nodes, rng)
+        )
+        pieces = [
+            _slices(values, at, kinds, shares) for values, at in ((labels.train, train), (labels.test, test))
+        ]
+        kept += [(a, b) for a, b in zip(*pieces, strict=True) if len(b) > FEWEST_TESTED and len(a)]
+        if len(kept) > nodes / 2:
+            break
+    else:
+        raise UserError(_sentence(f"{nodes} clients of more than {FEWEST_TESTED} test samples"))
+    kept = kept[:nodes]
+    copies = [-1] * len(kept)
+    while len(kept) < nodes:
+        for drawn in np.unique(rng.integers(len(kept), size=nodes - len(kept))):
+            copies.append(int(drawn) if copies[drawn] < 0 else copies[drawn])
+            kept.append(kept[drawn])
+    return kept, copies
+
+
+def _floored(alpha: float, kinds: int, nodes: int, rng: np.random.Generator) -> Shares:
+    return np.floor(rng.dirichlet(np.full(nodes, min(alpha, 1e12)), size=kinds) * 100) / 100
+
+
+def _indicators(classes: int, kinds: int, nodes: int, rng: np.random.Generator) -> Shares:
+    owns = np.zeros((kinds, nodes))
+    picked = rng.random((nodes, kinds)).argsort(axis=1)[:, : min(classes, kinds)]
+    owns[picked, np.arange(nodes)[:, None]] = 1
+    return owns / np.maximum(owns.sum(axis=1, keepdims=True), 1)
+
+
+def _slices(values: Integers, at: Integers, kinds: Integers, shares: Shares) -> tuple[Integers, ...]:
+    """Consecutive, unshuffled slices of every label, in rounded sizes, for each node."""
+    nodes = shares.shape[1]
+    held, owners = [], []
+    for row, kind in enumerate(kinds):
+        mine = at[values[at] == kind]
+        ends = np.cumsum(np.rint(len(mine) * shares[row]).astype(np.int64))
+        held.append(mine)
+        owners.append(
+            np.searchsorted(ends, np.arange(len(mine)), side="right")
+        )  # `nodes`: beyond the last slice
+    position, owner = np.concatenate(held), np.concatenate(owners)
+    order = np.lexsort((position, owner))[: int((owner < nodes).sum())]
+    return split_at(position[order], np.bincount(owner[owner < nodes], minlength=nodes))
+
+
+def _finish(
+    labels: Labels, parts: list[Part], copies: list[int], groups: Integers | None = None
+) -> Partition:
+    train, test = zip(*parts, strict=True)
+    times = np.bincount(np.concatenate(train), minlength=len(labels.train))
+    note = (
+        f"partition.compat=fedbase repeats a published protocol, for comparison only: "
+        f"{sum(of >= 0 for of in copies)} of {len(parts)} clients are copies of others, {int((times == 0).sum())} of "
+        f"{len(times)} training samples are not used, {int((times > 1).sum())} are held more than once"
+    )
+    return Partition(train, test, groups, (note,), copy_of=np.array(copies, dtype=np.int64))
+
+
+def _sentence(wanted: str) -> str:
+    return (
+        f"partition.compat=fedbase found no {wanted} in {DRAWS} draws: ask for fewer clients or groups, a less "
+        "skewed partition, or leave partition.compat out."
+    )

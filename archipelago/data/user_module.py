@@ -1,0 +1,99 @@
+"""`data=datamodule data.target=package.module.Class`: a user's own LightningDataModule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from archipelago.core.errors import UserError
+from archipelago.core.randomness import seeded_torch
+from archipelago.core.settings import DataSettings
+from archipelago.core.targets import construct, load_class
+from archipelago.data.arrays import from_arrays
+from archipelago.data.datasets import Array, Dataset, dataset
+from archipelago.data.files import root_of
+
+
+def load_target(target: str | None) -> Any:
+    """The class behind `data.target`."""
+    if not target:
+        raise UserError(
+            "Expected data.target to name a LightningDataModule, got nothing: write it as "
+            "data.target=package.module.Class."
+        )
+    import archipelago.core.torchvision_operators  # noqa: F401  (before lightning)
+
+    # isort: split
+    import lightning
+
+    return load_class("data.target", target, lightning.LightningDataModule)
+
+
+@dataset(
+    "datamodule",
+    "your own LightningDataModule, by import path (data.target)",
+    present=lambda settings: settings.target,
+)
+def datamodule(settings: DataSettings, seed: int) -> Dataset:
+    """Every sample of the module's data sets, once, in their order.
+
+    The training data loader's data set is trained on, the test data loader's tested on (the validation
+    loader's where there is none). A sample is (x, y) or (x, y, owner). What the module draws from torch's
+    generator while it sets up comes from the seed; random transforms are applied once, not at every epoch.
+    An argument `root` of the module gets `data.root`.
+    """
+    made = load_target(settings.target)
+    with seeded_torch(seed):
+        module = construct("data.target", str(settings.target), made, root=str(root_of(settings)))
+        module.prepare_data()
+        for stage in ("fit", "test"):
+            module.setup(stage)
+        parts = [_collect(settings.target, module, loaders) for loaders in (_TRAIN, _TEST)]
+    (x_train, y_train, o_train, tensors), (x_test, y_test, o_test, _) = parts
+    owners = None if o_train is None or o_test is None else (o_train, o_test)
+    return from_arrays(
+        type(module).__name__,
+        {"x_train": [x_train], "y_train": [y_train], "x_test": [x_test], "y_test": [y_test]},
+        where=f"data.target={settings.target}",
+        owners=owners,
+        channels_first=tensors,  # as torch has them; PIL images and arrays have them last
+    )
+
+
+_TRAIN, _TEST = ("train_dataloader",), ("test_dataloader", "val_dataloader")
+
+
+def _collect(target: Any, module: Any, loaders: Iterable[str]) -> tuple[Array, Array, Array | None, bool]:
+    """Stacked samples, labels and owners of the first of these data loaders that the module has.
+
+    And whether the samples are tensors.
+    """
+    import lightning
+    import torch
+
+    for name in loaders:
+        if getattr(type(module), name) is getattr(lightning.LightningDataModule, name):
+            continue  # not overridden
+        loader = getattr(module, name)()
+        data = getattr(loader, "dataset", None)
+        if data is None or not hasattr(data, "__len__"):
+            raise UserError(
+                f"Expected {name} of data.target={target} to return one DataLoader over a data set with a length, "
+                f"got {type(loader).__name__}: return torch.utils.data.DataLoader(data_set)."
+            )
+        samples = [data[i] for i in range(len(data))]
+        if not samples or not all(isinstance(each, tuple | list) and len(each) in (2, 3) for each in samples):
+            raise UserError(
+                f"Expected samples (x, y) or (x, y, owner) from {name} of data.target={target}, got "
+                f"{'none' if not samples else type(samples[0]).__name__}."
+            )
+        columns = list(zip(*samples, strict=True))
+        try:
+            x, y = (np.stack([np.asarray(value) for value in column]) for column in columns[:2])
+        except ValueError as error:
+            raise UserError(f"data.target={target}: samples must have one shape ({error}).") from error
+        owners = np.asarray(columns[2]) if len(columns) == 3 else None
+        return x, y, owners, isinstance(columns[0][0], torch.Tensor)
+    raise UserError(f"Expected data.target={target} to have {' or '.join(loaders)}, got neither: add it.")

@@ -1,0 +1,299 @@
+"""Figures of a comparison: curves and bars over seeds, clients, what it cost."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from archipelago.reports.figures import Figure, numbers, short
+from archipelago.reports.groups import Group, by_block, mean, std
+from archipelago.reports.names import Metric, headline_metrics, metric
+from archipelago.reports.runs import RunFiles
+from archipelago.reports.tables import Cell, Table, model_size
+
+_MOST_POINTS = 101  # values that stand for the clients of a group
+_STAGES = 6  # stages of a round with a colour of their own
+
+
+def result_figures(groups: Sequence[Group], tables: Sequence[Table]) -> list[Figure]:
+    """Everything that compares groups, problem by problem."""
+    figures = []
+    for problem, members in by_block(groups).items():
+        with_runs = [group for group in members if any(run.metrics for run in group.runs)]
+        if not with_runs:
+            continue
+        colors = {id(group): at for at, group in enumerate(with_runs)}
+        for each in _curve_metrics(with_runs):
+            figures += _convergence(problem, with_runs, each, colors)
+        (table,) = [table for table in tables if table.title == problem]
+        figures += _bars(problem, table, colors)
+        figures += _clients(problem, with_runs, colors)
+        figures += _cost(problem, with_runs, colors)
+    return figures
+
+
+def title_of(group: Group) -> str:
+    """The label of a group with its K."""
+    return group.label if group.clusters is None else f"{group.label}, K = {group.clusters}"
+
+
+def _measured(groups: Sequence[Group]) -> list[str]:
+    return list(
+        dict.fromkeys(name for group in groups for run in group.runs for row in run.metrics for name in row)
+    )
+
+
+def _curve_metrics(groups: Sequence[Group]) -> list[Metric]:
+    known = _measured(groups)
+    found = headline_metrics(known)
+    extra = [name for name in ("micro_loss", "ari", "worst10_accuracy") if name in known]
+    return found + [metric(name) for name in extra if name not in {each.name for each in found}]
+
+
+def curve(group: Group, name: str) -> dict[str, Any] | None:
+    """Mean and std over seeds of a metric, at the rounds that all finished runs of the group measured."""
+    values = [{row["round"]: row[name] for row in run.metrics if name in row} for run in group.shown]
+    by_round = _in_all(values)
+    if not by_round:
+        return None
+    seeds = len(next(iter(by_round.values())))
+    return {"x": list(by_round), "mean": [mean(each) for each in by_round.values()], "seeds": seeds,
+            "std": [std(each) for each in by_round.values()] if seeds > 1 else None}  # fmt: skip
+
+
+def _in_all(values: Sequence[Mapping[int, float]]) -> dict[int, list[float]]:
+    """Round -> the value of each run, in rounds that all runs with any value have."""
+    known = [found for found in values if found]
+    rounds = sorted(set(known[0]).intersection(*known[1:])) if known else []
+    return {number: [found[number] for found in known] for number in rounds}
+
+
+def _convergence(problem: str, groups: Sequence[Group], each: Metric, colors: dict[int, int]) -> list[Figure]:
+    series = []
+    for group in groups:
+        found = curve(group, each.name)
+        if found is None:
+            continue
+        centre = [each.scale * value for value in found["mean"]]
+        low = high = None
+        if found["std"] is not None:
+            low = short(m - each.scale * s for m, s in zip(centre, found["std"], strict=True))
+            high = short(m + each.scale * s for m, s in zip(centre, found["std"], strict=True))
+        series.append({"name": title_of(group), "x": found["x"], "y": numbers(centre), "low": low, "high": high,
+                       "marks": level_rounds(group.shown[0]), "color": colors[id(group)], "dash": 0})  # fmt: skip
+    if not series:
+        return []
+    marked = any(one["marks"] for one in series)
+    about = "Test data, mean over seeds; the band is one standard deviation." + (
+        " A dotted line is a round in which the first seed added a level of models." if marked else ""
+    )
+    data = {"x": "round", "y": each.label, "series": series}
+    return [Figure("convergence", "results", "Convergence", about, "lines", data,
+                   {"problem": problem, "metric": each.label})]  # fmt: skip
+
+
+def level_rounds(run: RunFiles) -> list[int]:
+    """The rounds after which FeMAM had one level more than before."""
+    levels = [(row["round"], row["levels"]) for row in run.metrics if "levels" in row]
+    return [number for (_, before), (number, now) in pairwise(levels) if now > before]
+
+
+def _bars(problem: str, table: Table, colors: dict[int, int]) -> list[Figure]:
+    figures = []
+    for each in table.metrics:
+        rows = [
+            row
+            for row in table.rows
+            if row.cells[each.name].mean is not None or row.cells[each.name].published
+        ]
+        cells = [row.cells[each.name] for row in rows]
+        means = [cell.mean for cell in cells if cell.mean is not None and math.isfinite(cell.mean)]
+        if not means:
+            continue
+        low, high = _axis(cells)
+        data = {
+            "y": each.label,
+            "names": [
+                row.label if row.clusters is None else f"{row.label}, K = {row.clusters}" for row in rows
+            ],
+            "values": numbers(cell.mean for cell in cells),
+            "errors": numbers(cell.std for cell in cells),
+            "published": numbers(cell.published.mean if cell.published else None for cell in cells),
+            "colors": [colors.get(id(row.group), 8) for row in rows],
+            "range": [low, high],
+        }
+        about = "Mean of the last evaluations; whiskers are one standard deviation over seeds."
+        if low > 0:
+            about += " The axis does not begin at 0."
+        if any(cell.published for cell in cells):
+            about += " A diamond is the published value."
+        figures.append(Figure("bars", "results", "Final results", about, "bars", data,
+                              {"problem": problem, "metric": each.label}))  # fmt: skip
+    return figures
+
+
+def _axis(cells: Sequence[Cell]) -> tuple[float, float]:
+    """From where to where bars are drawn: all means, whiskers and published values with room around them."""
+    ends = [cell.published.mean for cell in cells if cell.published]
+    for cell in cells:
+        if cell.mean is not None:
+            ends += [cell.mean - (cell.std or 0.0), cell.mean + (cell.std or 0.0)]
+    known = [value for value in ends if math.isfinite(value)]
+    least, most = min(known), max(known)
+    room = max((most - least) * 0.35, abs(most) * 0.02)
+    return max(0.0, least - room) if least > 0 else least - room, most + room * 0.6
+
+
+def _clients(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> list[Figure]:
+    known = _measured(groups)
+    name = next((name for name in ("accuracy", "mse", "loss") if f"micro_{name}" in known), None)
+    if name is None:
+        return []
+    each = metric(f"micro_{name}")
+    series = []
+    for group in groups:
+        values = client_values(group, name)
+        if len(values):
+            shown = (
+                values
+                if len(values) <= 2 * _MOST_POINTS
+                else np.quantile(values, np.linspace(0, 1, _MOST_POINTS))
+            )
+            series.append({"name": title_of(group), "values": numbers(each.scale * shown), "clients": len(values),
+                           "color": colors[id(group)]})  # fmt: skip
+    if not series:
+        return []
+    about = (
+        "Each client's own test figure, mean of the last evaluations, all seeds together. Many clients are shown by "
+        f"{_MOST_POINTS} evenly spaced quantiles."
+    )
+    if any(group.settings.get("holdout_clients") for group in groups):
+        about += " Clients that were held out are not among them."
+    return [Figure("clients", "clients", "How clients fare", about, "spread", {"y": each.label, "series": series},
+                   {"problem": problem})]  # fmt: skip
+
+
+def client_values(group: Group, name: str) -> Any:
+    """One value per client that trains and finished seed: the mean of its last evaluations."""
+    found = []
+    for run, figures in zip(group.counted, group.finished.values(), strict=True):
+        if not figures["evaluations"]:
+            continue
+        table = run.table("clients", ["round", "client", "held_out", name], figures["evaluations"])
+        if name in table:
+            # As in the headline figure, which is over clients that train.
+            trains = ~np.asarray(table.get("held_out", np.zeros(len(table[name]))), bool)
+            order = np.unique(table["client"][trains], return_inverse=True)[1]
+            sums = np.bincount(order, weights=table[name][trains].astype(np.float64))
+            found.append(sums / np.bincount(order))
+    values = np.concatenate(found) if found else np.zeros(0)
+    return values[np.isfinite(values)]
+
+
+# Cost -------------------------------------------------------------------------------------------------------
+
+
+def _cost(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> list[Figure]:
+    return [*_work_curves(problem, groups, colors), *_stages(problem, groups), *_moved(problem, groups)]
+
+
+def _work_curves(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> list[Figure]:
+    metrics = headline_metrics(_measured(groups))[:1]
+    figures = []
+    for each in metrics:
+        for axis, along in (("megabytes moved per client", _megabytes), ("seconds", _seconds)):
+            series = []
+            for group in groups:
+                found, spent = curve(group, each.name), along(group)
+                if found is None or not spent:
+                    continue
+                points = [(spent[number], value) for number, value in zip(found["x"], found["mean"], strict=True)
+                          if number in spent]  # fmt: skip
+                series.append({"name": title_of(group), "x": short(x for x, _ in points),
+                               "y": short(each.scale * y for _, y in points), "low": None, "high": None,
+                               "marks": [], "color": colors[id(group)], "dash": 0})  # fmt: skip
+            if series:
+                data = {"x": axis, "y": each.label, "series": series}
+                about = (
+                    "What is reached for what was spent so far, means over seeds: model values moved per "
+                    "participant, or time."
+                )
+                figures.append(Figure("work", "cost", "Accuracy for its cost" if "accuracy" in each.label else
+                                      f"{each.label} for its cost", about, "lines", data,
+                                      {"problem": problem, "cost": axis}))  # fmt: skip
+    return figures
+
+
+def _megabytes(group: Group) -> dict[int, float]:
+    size = next((found for run in group.shown if (found := model_size(run.path)) is not None), None)
+    if size is None:
+        return {}
+    models = [
+        {row["round"]: row["cost_models_down"] + row["cost_models_up"] for row in run.metrics
+         if "cost_models_down" in row and "cost_models_up" in row}
+        for run in group.shown
+    ]  # fmt: skip
+    return {number: moved * size * 4 / 1e6 for number, moved in _spent(models).items()}
+
+
+def _seconds(group: Group) -> dict[int, float]:
+    return _spent(
+        [{row["round"]: row["total"] for row in run.timings if "total" in row} for run in group.shown]
+    )
+
+
+def _spent(by_run: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Round -> what was spent up to it, mean over the runs; of each run is given what each round took."""
+    totals = [
+        dict(zip(each, np.cumsum(list(each.values())).tolist(), strict=True)) for each in by_run if each
+    ]
+    return {number: mean(values) for number, values in _in_all(totals).items()}
+
+
+def _stages(problem: str, groups: Sequence[Group]) -> list[Figure]:
+    medians: list[dict[str, float]] = []
+    for group in groups:
+        rows = [row for run in group.shown for row in run.timings]
+        names = dict.fromkeys(name for row in rows for name in row if name != "round")
+        found = {name: statistics.median(row.get(name, 0.0) for row in rows) for name in names}
+        total = found.pop("total", math.fsum(found.values()))
+        found["server and the rest"] = max(total - math.fsum(found.values()), 0.0)
+        medians.append(found)
+    sizes: dict[str, float] = {}
+    for found in medians:
+        for name, value in found.items():
+            sizes[name] = max(sizes.get(name, 0.0), value)
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:_STAGES]
+    if not any(sizes.values()):
+        return []
+    series = [{"name": name, "y": [found.get(name, 0.0) for found in medians], "color": at}
+              for at, name in enumerate(largest)]  # fmt: skip
+    data = {
+        "x": "",
+        "y": "seconds per round",
+        "at": [title_of(group) for group in groups],
+        "series": series,
+        "bars": True,
+    }
+    about = "Medians over rounds and seeds of the seconds that the server waited for each stage."
+    return [Figure("time", "cost", "Where the time goes", about, "stack", data, {"problem": problem})]
+
+
+def _moved(problem: str, groups: Sequence[Group]) -> list[Figure]:
+    series = []
+    for at, (key, name) in enumerate((("cost_models_down", "received"), ("cost_models_up", "delivered"))):
+        values = [[row[key] for run in group.shown for row in run.metrics if key in row] for group in groups]
+        if not all(values):
+            return []
+        series.append({"name": name, "y": [mean(each) for each in values], "color": at})
+    data = {"x": "", "y": "models per participant and round", "at": [title_of(group) for group in groups],
+            "series": series, "bars": True}  # fmt: skip
+    about = (
+        "Whole models received from and delivered to the server, mean over rounds; FedAvg moves one each way."
+    )
+    return [Figure("communication", "cost", "Communication", about, "stack", data, {"problem": problem})]

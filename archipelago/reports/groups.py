@@ -1,0 +1,299 @@
+"""Runs that differ by their seed alone are a group: one row of a table, one curve with a band."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from archipelago.reports.names import Metric, label_of, metric, setting_text, value_text
+from archipelago.reports.runs import RunFiles, Trial
+from archipelago.reports.summary import figures_of
+
+Values = npt.NDArray[np.float64]
+_AUTO = "auto"  # stands for the K that each seed chose for itself
+
+# Settings that never tell two groups apart: where a run lives, how it was executed, what it wrote down.
+_ELSEWHERE = ("seed", "name", "storage", "fleet.", "checkpoint.", "records.", "choose_clusters", "data.root",
+              "data.download", "data.cache", "data.mapped", "partition.cache", "tensorboard", "local.executor",
+              "local.normalise", "local.trainer", "sweep.")  # fmt: skip
+# Settings that name the problem, and not the way it is solved: each combination is a table of its own.
+_PROBLEM = ("data.", "partition.", "clients", "holdout_clients", "model.")
+
+
+@dataclass
+class Group:
+    """Runs of one setting with different seeds, and trials of it that left nothing behind."""
+
+    label: str
+    block: str
+    settings: Mapping[str, Any]
+    runs: list[RunFiles] = field(default_factory=list)
+    missing: list[Trial] = field(default_factory=list)
+    name: str = ""  # as a sweep calls it
+    told: Mapping[Path, Trial] = field(default_factory=dict)  # what a sweep says of the runs
+
+    @property
+    def tuned(self) -> Metric | None:
+        """The figure on validation data that the group competed with others by; None where it did not."""
+        trial = next((trial for trial in self.told.values() if trial.tuned), None)
+        if trial is None:
+            return None
+        by = metric(trial.tuned)
+        return by if trial.mode == "auto" else replace(by, higher_is_better=trial.mode == "max")
+
+    @cached_property
+    def counted(self) -> list[RunFiles]:
+        """The finished runs; of two runs of one seed the first counts."""
+        return _one_of_each_seed(run for run in self.runs if run.status.get("state") == "finished")
+
+    @cached_property
+    def shown(self) -> list[RunFiles]:
+        """The runs that curves are drawn from: those that count, or, while there are none, those that have begun."""
+        return self.counted or _one_of_each_seed(run for run in self.runs if run.metrics)
+
+    @cached_property
+    def finished(self) -> dict[int, dict[str, Any]]:
+        """Seed -> final figures of the runs that count."""
+        return {_seed(run): figures_of(run) for run in self.counted}
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The config of the first run; empty if there is none."""
+        return self.runs[0].config if self.runs else {}
+
+    @cached_property
+    def clustered(self) -> bool:
+        """Whether the method put clients into clusters."""
+        return any("cluster_sizes" in row for run in self.runs for row in run.metrics[-1:])
+
+    @property
+    def clusters(self) -> int | None:
+        """K, where the method has one: of its clusters, or of the copies in an ensemble."""
+        members = [str(member) for member in self.config.get("ensemble") or []]
+        if len(members) == 1 and members[0].rpartition("*")[2].isdigit():
+            return int(members[0].rpartition("*")[2])
+        if not self.clustered or len(self._chosen) > 1:
+            return None
+        return int(self.config["clusters"]) if "clusters" in self.config else None
+
+    @cached_property
+    def _chosen(self) -> dict[int, list[int]]:
+        """K -> the seeds that chose it, where each chose its own; empty where K was given."""
+        found: dict[int, list[int]] = {}
+        for run in self.runs if self.settings.get("clusters") == _AUTO else []:
+            found.setdefault(int(run.setting("clusters")), []).append(_seed(run))
+        return found
+
+    def by_seed(self, metric: str) -> dict[int, float]:
+        """Seed -> the mean of a metric over the last evaluations of its run, where it was measured."""
+        values = ((seed, found["final"].get(metric)) for seed, found in sorted(self.finished.items()))
+        return {seed: float(value) for seed, value in values if isinstance(value, int | float)}
+
+    def mean(self, metric: str) -> float | None:
+        """Mean over seeds; None where nothing was measured."""
+        values = list(self.by_seed(metric).values())
+        return mean(values) if values else None
+
+    def std(self, metric: str) -> float | None:
+        """Standard deviation over seeds (ddof 0, as the papers' tables); None of fewer than two."""
+        values = list(self.by_seed(metric).values())
+        return std(values) if len(values) > 1 else None
+
+    @cached_property
+    def note(self) -> str:
+        """What a reader of the row must know: a K of its own for each seed, trials that failed or are not finished."""
+        words = []
+        if len(self._chosen) > 1:
+            by_k = (f"{k} (seed {', '.join(map(str, seeds))})" for k, seeds in sorted(self._chosen.items()))
+            words.append(f"K was chosen on validation data: {', '.join(by_k)}")
+        for trial in self.missing:
+            words.append(_words(trial.seed, trial.status or "not run", trial.reason))
+        for run in self.runs:
+            state = str(run.status.get("state"))
+            if state == "finished":
+                continue
+            why = str(run.status.get("sentence") or "")
+            # What a run that was stopped, or lost its process, cannot say itself, the sweep knows.
+            told = self.told.get(run.path)
+            if told is not None and told.status in ("stopped", "failed"):
+                state, why = told.status, told.reason or why
+            done = f"{state} after {run.status.get('rounds_done', 0)} rounds"
+            words.append(_words(run.setting("seed"), done, why))
+        return "; ".join(words)
+
+
+def _seed(run: RunFiles) -> int:
+    return int(run.setting("seed") or 0)
+
+
+def _one_of_each_seed(runs: Iterable[RunFiles]) -> list[RunFiles]:
+    found: dict[int, RunFiles] = {}
+    for run in runs:
+        found.setdefault(_seed(run), run)
+    return list(found.values())
+
+
+def _words(seed: Any, what: str, why: str) -> str:
+    text = f"seed {seed}: {what}" if seed is not None else what
+    return f"{text} ({' '.join(why.split())})" if why else text
+
+
+def mean(values: Sequence[float]) -> float:
+    """The exactly rounded mean; not finite where a value is not."""
+    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else float(np.mean(values))
+
+
+def std(values: Sequence[float]) -> float:
+    """
+    >>> std([1.0, 3.0])
+    1.0
+    """
+    centre = mean(values)
+    return math.sqrt(mean([(value - centre) ** 2 for value in values]))
+
+
+@dataclass
+class _Entry:
+    """What becomes a group, before it is known what tells it from others."""
+
+    settings: dict[str, Any]
+    name: str = ""
+    runs: list[RunFiles] = field(default_factory=list)
+    missing: list[Trial] = field(default_factory=list)
+
+
+def make_groups(trials: Iterable[Trial]) -> list[Group]:
+    """The groups of all trials, in the order in which their first run was given."""
+    trials = list(trials)
+    with_runs = [(trial, trial.run, _telling(trial, trial.run)) for trial in trials if trial.run is not None]
+    # What a sweep compares although it tells no results apart, as executors: names of one sweep by settings.
+    names: dict[Any, set[str]] = {}
+    for trial, _, settings in with_runs:
+        names.setdefault((trial.sweep, _key(settings)), set()).add(trial.group)
+    found: dict[Any, _Entry] = {}
+    by_name: dict[Any, _Entry] = {}
+    told: dict[Path, Trial] = {}
+    for trial, run, settings in with_runs:
+        if len(names[trial.sweep, _key(settings)]) > 1:
+            settings["group"] = trial.group
+        # By settings alone: a further seed has no group of a sweep, or one of another name.
+        entry = found.setdefault(_key(settings), _Entry(settings))
+        entry.runs.append(run)
+        if trial.group:
+            told[run.path] = trial
+            entry.name = entry.name or trial.group
+            by_name.setdefault(_named(trial), entry)
+    alone: dict[Any, list[Trial]] = {}
+    for trial in (trial for trial in trials if trial.run is None):
+        if _named(trial) in by_name:
+            by_name[_named(trial)].missing.append(trial)
+        else:
+            alone.setdefault(_named(trial), []).append(trial)
+    groups = _labelled(list(found.values()))
+    for group in groups:
+        group.told = {run.path: told[run.path] for run in group.runs if run.path in told}
+    return groups + _without_runs(list(alone.values()))
+
+
+def _telling(trial: Trial, run: RunFiles) -> dict[str, Any]:
+    """The settings that tell a run from those of other groups."""
+    settings = {key: value for key, value in flat(run.config).items() if not key.startswith(_ELSEWHERE)}
+    if run.chose_clusters:
+        settings["clusters"] = _AUTO
+    settings |= _taken_over(run)
+    if trial.population:  # its members of two seeds have nothing in common but where they began
+        settings["seed"] = trial.seed
+    return settings
+
+
+def _key(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, repr(value)) for name, value in settings.items()))
+
+
+def _named(trial: Trial) -> tuple[Path | None, str, int | None]:
+    """What a sweep calls the group: two sweeps may use one name for different things."""
+    return trial.sweep, trial.group, trial.seed if trial.population else None
+
+
+def _without_runs(lost: Sequence[list[Trial]]) -> list[Group]:
+    """A group for each name of a sweep of which nothing was written; sweeps are told where they share a name."""
+    names = [(trials[0].group, trials[0].sweep) for trials in lost]
+    groups = []
+    for (name, sweep), trials in zip(names, lost, strict=True):
+        shared = len({other for same, other in names if same == name}) > 1
+        label = f"{name} ({sweep})" if shared and sweep is not None else name
+        groups.append(Group(label, "", {}, [], trials, name))
+    return groups
+
+
+def _taken_over(run: RunFiles) -> dict[str, str]:
+    """Settings that changed on the way, with the rounds they were in force: `0.1 (rounds 1-4), 0.05 (5-8)`."""
+    found: dict[str, str] = {}
+    for key in dict.fromkeys(key for entry in run.schedule for key in entry["values"]):
+        stretches: list[tuple[int, Any]] = [(0, run.setting(key))]  # (last round before it, value)
+        for entry in run.schedule:
+            if key in entry["values"] and entry["values"][key] != stretches[-1][1]:
+                stretches.append((int(entry["round"]), entry["values"][key]))
+        ends = [before for before, _ in stretches[1:]] + [int(run.setting("rounds") or 0)]
+        found[key] = ", ".join(
+            f"{value_text(value)} ({'' if before else 'rounds '}{before + 1}-{end})"
+            for (before, value), end in zip(stretches, ends, strict=True)
+        )
+    return found
+
+
+def _labelled(entries: Sequence[_Entry]) -> list[Group]:
+    varying = _varying([entry.settings for entry in entries])
+    groups = []
+    for entry in entries:
+        settings = entry.settings
+        chosen = {key: settings[key] for key in varying if key in settings}
+        problem = [setting_text(key, value) for key, value in chosen.items()
+                   if key.startswith(_PROBLEM) and key not in ("data.name", "partition.name")]  # fmt: skip
+        own = [setting_text(key, value) for key, value in chosen.items()
+               if not key.startswith(_PROBLEM) and key not in ("method", "ensemble")
+               and (key != "clusters" or value == _AUTO)]  # fmt: skip
+        block = ", ".join(
+            [str(settings.get("data.name", "?")), str(settings.get("partition.name", "?")), *problem]
+        )
+        label = label_of(entry.runs[0].config) + (f" ({', '.join(own)})" if own else "")
+        groups.append(Group(label, block, settings, entry.runs, entry.missing, entry.name))
+    return groups
+
+
+def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys that do not have one value in all groups that have them."""
+    values: dict[str, set[str]] = {}
+    for each in settings:
+        for key, value in each.items():
+            values.setdefault(key, set()).add(repr(value))
+    return [key for key, found in values.items() if len(found) > 1]
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """
+    >>> flat({"rounds": 5, "local": {"lr": 0.1}})
+    {'rounds': 5, 'local.lr': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def by_block(groups: Iterable[Group]) -> dict[str, list[Group]]:
+    """Groups by the problem they solve, in their order."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.block, []).append(group)
+    return found

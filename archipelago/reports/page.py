@@ -1,0 +1,265 @@
+"""The report as one HTML file that holds everything it needs: tables as text, figures as data, plotly as code."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import importlib.util
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from archipelago.reports.figures import FAMILIES, SECTIONS, Figure
+from archipelago.reports.figures_results import title_of
+from archipelago.reports.groups import Group, flat
+from archipelago.reports.table_text import grid, mean_text
+from archipelago.reports.tables import Table
+
+_EVENTS = 40  # shown of one run
+_WIDE = {"convergence", "map", "flow", "examples", "labels", "weights-clients", "weights-rounds"}
+
+
+def page(
+    title: str,
+    groups: Sequence[Group],
+    tables: Sequence[Table],
+    figures: Sequence[Figure],
+    notes: Sequence[str],
+) -> str:
+    """The whole file."""
+    here = Path(__file__).parent
+    sections = [_tables(tables), *_figure_sections(figures), _setup(groups, notes)]
+    links = [("tables", "Tables"), *((name, words) for name, words in SECTIONS.items()
+             if any(figure.section == name for figure in figures)), ("setup", "Set-up")]  # fmt: skip
+    nav = "".join(f'<a href="#{name}">{words}</a>' for name, words in links)
+    return "\n".join([
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        # Nothing may be loaded from anywhere, whatever the code below would like.
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; script-src \'unsafe-inline\'; '
+        "style-src 'unsafe-inline'; img-src data: blob:; connect-src 'none'\">",
+        f"<title>{_text(title)}</title>",
+        f"<style>{(here / 'page.css').read_text(encoding='utf-8')}</style></head><body>",
+        f"<header><h1>{_text(title)}</h1><p>{_text(_lead(groups))}</p>{_tiles(groups, tables)}</header>",
+        f'<nav><div>{nav}<button id="theme" type="button" aria-label="Light or dark">◐ theme</button></div></nav>',
+        '<main><div id="problem" role="alert"></div>',
+        "<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>",
+        *sections,
+        "</main><footer>Built by Archipelago from run directories alone. Hover for values; click a name in a legend to "
+        "hide it.</footer>",
+        f'<script type="application/octet-stream" id="figures">{_packed(_figure_data(figures))}</script>',
+        f'<script type="application/octet-stream" id="library">{_library()}</script>',
+        f"<script>{(here / 'page.js').read_text(encoding='utf-8')}</script>",
+        "</body></html>",
+    ])  # fmt: skip
+
+
+def figures_in(text: str) -> list[dict[str, Any]]:
+    """The figures that a page holds, as data: the way back, for whoever wants the numbers."""
+    start = text.index('id="figures">') + len('id="figures">')
+    packed = text[start : text.index("</script>", start)]
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(base64.b64decode(packed)))
+    return found
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _packed(data: bytes) -> str:
+    # mtime=0: equal runs give equal files
+    return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
+
+
+def _figure_data(figures: Sequence[Figure]) -> bytes:
+    entries = [{**vars(figure), "name": figure.name} for figure in figures]
+    return json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
+
+
+@cache
+def _library() -> str:
+    """plotly.js, as the Python package of that name carries it; found without importing the package."""
+    spec = importlib.util.find_spec("plotly")
+    assert spec is not None and spec.origin is not None, "plotly is a dependency"
+    return _packed((Path(spec.origin).parent / "package_data" / "plotly.min.js").read_bytes())
+
+
+# Words ------------------------------------------------------------------------------------------------------
+
+
+def _lead(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    if not runs:
+        return "No run has begun."
+    methods = list(dict.fromkeys(group.label for group in groups))
+    data = list(dict.fromkeys(str(run.setting("data.name")) for run in runs))
+    clients = sorted({run.setting("clients") for run in runs if run.setting("clients") is not None})
+    shown = ", ".join(methods[:6]) + (f" and {len(methods) - 6} more" if len(methods) > 6 else "")
+    many = "–".join(map(str, dict.fromkeys([clients[0], clients[-1]]))) if clients else "?"
+    return f"{shown} on {', '.join(data)}, {many} clients."
+
+
+def _tiles(groups: Sequence[Group], tables: Sequence[Table]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    finished = sum(run.status.get("state") == "finished" for run in runs)
+    lost = sum(len(group.missing) for group in groups)
+    rounds = sorted({int(run.status.get("rounds_done") or 0) for run in runs})
+    tiles = [(f"{finished} of {len(runs) + lost}", "runs finished")]
+    if rounds:
+        tiles.append(("–".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))), "rounds"))
+    seeds = sorted({seed for group in groups for seed in group.finished})
+    if seeds:
+        tiles.append(
+            (str(len(seeds)), f"seed{'s' if len(seeds) != 1 else ''}: {', '.join(map(str, seeds[:6]))}")
+        )
+    for table in [table for table in tables if table.ranked][:2]:
+        for metric in table.metrics[:1]:
+            best = next((row for row in table.rows if row.cells[metric.name].rank == 1), None)
+            if best is not None:
+                cell = best.cells[metric.name]
+                value = mean_text(cell.mean, cell.std, metric)
+                where = f" on {table.title}" if sum(each.ranked for each in tables) > 1 else ""
+                chosen = "best" if table.tuned is None else "chosen on validation data, its test"
+                tiles.append((value, f"{chosen} {metric.label}: {best.label}{where}"))
+    seconds = [row["total"] for run in runs for row in run.timings if "total" in row]
+    if seconds:
+        tiles.append((_duration(sum(seconds)), "of rounds, all runs together"))
+    return '<div class="tiles">' + "".join(
+        f'<div class="tile"><b>{_text(value)}</b><span>{_text(words)}</span></div>' for value, words in tiles
+    ) + "</div>"  # fmt: skip
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(42.0), _duration(600.0), _duration(36000.0)
+    ('42 s', '10 min', '10.0 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _tables(tables: Sequence[Table]) -> str:
+    parts = ['<section id="tables"><h2>Tables</h2><div class="cards">']
+    for table in tables:
+        header = grid(table)[0]
+        body = []
+        marked = [
+            column for column, name in enumerate(header) if name in {metric.label for metric in table.metrics}
+        ]
+        for row in grid(table, lambda text, rank: f"{rank or 0}|{text}")[1:]:
+            cells = []
+            for column, cell in enumerate(row):
+                if column in marked:
+                    rank, _, text = cell.partition("|")
+                    name = {"1": "main first", "2": "main second"}.get(rank, "main")
+                    cells.append(f'<td class="{name}">{_text(text)}</td>')
+                else:  # a narrow screen may break a method before an add-on, and nowhere else
+                    cells.append(f"<td>{_text(cell).replace('+', '<wbr>+')}</td>")
+            body.append(f"<tr>{''.join(cells)}</tr>")
+        heads = "".join(f"<th>{_text(name)}</th>" for name in header)
+        notes = "".join(f"<li>{_text(note)}</li>" for note in table.notes)
+        parts.append(
+            f'<div class="card wide"><h3>{_text(table.title)}</h3>'
+            f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>'
+            f'<tbody>{"".join(body)}</tbody></table></div><ul class="notes">{notes}</ul></div>'
+        )
+    return "".join([*parts, "</div></section>"])
+
+
+def _figure_sections(figures: Sequence[Figure]) -> Iterable[str]:
+    for section, words in SECTIONS.items():
+        families: dict[str, Figure] = {}
+        for figure in figures:
+            if figure.section == section:
+                families.setdefault(figure.family, figure)
+        families = {name: families[name] for name in FAMILIES if name in families}
+        if not families:
+            continue
+        cards = "".join(
+            f'<div class="card{" wide" if family in _WIDE else ""}" data-family="{_text(family)}">'
+            f'<h3>{_text(figure.title)}</h3><p class="about">{_text(figure.caption)}</p>'
+            '<div class="choices"></div><div class="plot waiting"></div><div class="chips"></div></div>'
+            for family, figure in families.items()
+        )
+        yield f'<section id="{section}"><h2>{words}</h2><div class="cards">{cards}</div></section>'
+
+
+# Set-up -----------------------------------------------------------------------------------------------------
+
+
+def _setup(groups: Sequence[Group], notes: Sequence[str]) -> str:
+    parts = [
+        '<section id="setup"><h2>Set-up, cost and warnings</h2><div class="cards"><div class="card wide">'
+    ]
+    parts += [f"<p>{_text(note)}</p>" for note in notes]
+    shared = _shared([flat(run.config) for group in groups for run in group.runs])
+    if shared:
+        parts.append(_block("Settings that all runs share", shared, is_open=len(groups) == 1))
+    own = [
+        (f"{title_of(group)} on {group.block}", {key: value for key, value in group.settings.items()
+                                                 if shared.get(key, object()) != value})
+        for group in groups if group.settings
+    ]  # fmt: skip
+    if len(own) > 1:
+        inner = "".join(_block(title, content) for title, content in own)
+        parts.append(f"<details><summary>Settings of each of {len(own)} groups</summary>{inner}</details>")
+    environments = _environments(groups)
+    parts += [_block(f"Environment{words}", content) for words, content in environments]
+    parts.append(_events(groups))
+    return "".join([*parts, "</div></div></section>"])
+
+
+def _shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if not settings:
+        return {}
+    first, *others = settings
+    return {
+        key: value
+        for key, value in first.items()
+        if all(other.get(key, object()) == value for other in others)
+    }
+
+
+def _environments(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
+    """What runs ran on, each kind of machine and packages once; when and by which command is left to the runs."""
+    found: dict[str, tuple[dict[str, Any], int]] = {}
+    for group in groups:
+        for run in group.runs:
+            content = {
+                key: value
+                for key, value in flat(run.environment).items()
+                if key not in ("started", "command")
+            }
+            key = json.dumps(content, sort_keys=True, default=str)
+            found[key] = (content, found.get(key, ({}, 0))[1] + 1)
+    if len(found) == 1:
+        (only,) = found.values()
+        return [("", only[0])]
+    return [(f" of {count} runs", content) for content, count in found.values()]
+
+
+def _block(title: str, content: Mapping[str, Any], *, is_open: bool = False) -> str:
+    rows = "".join(f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>" for key, value in content.items())
+    return f"<details{' open' if is_open else ''}><summary>{_text(title)}</summary><dl>{rows}</dl></details>"
+
+
+def _events(groups: Sequence[Group]) -> str:
+    parts = []
+    for group in groups:
+        for run in group.runs:
+            if not run.events:
+                continue
+            shown = run.events[:_EVENTS]
+            items = "".join(f"<li><b>round {_text(e['round'])}</b> {_text(e['text'])}</li>" for e in shown)
+            if len(shown) < len(run.events):
+                items += f"<li>and {len(run.events) - len(shown)} more, in events.jsonl</li>"
+            title = f"{title_of(group)}, seed {run.setting('seed')}: {len(run.events)} events"
+            parts.append(
+                f'<details><summary>{_text(title)}</summary><ul class="events">{items}</ul></details>'
+            )
+    return "".join(parts) or "<p>Nothing out of the ordinary happened in any run.</p>"

@@ -1,0 +1,512 @@
+"""The folder in which a run leaves everything behind, and the way back from it to data frames and models.
+
+    config.yaml            the resolved config                  environment.json     what it ran on
+    status.json            running, finished or failed          events.jsonl         round and text
+    metrics.csv            one row a round, deterministic       timings.csv          seconds by stage
+    clients.parquet        per round and client                 assignments.parquet  cluster per round and client
+    partition.safetensors  which client holds which samples     models/              final models and their spec
+    checkpoints/           what a resume starts from            records/             what the figures need
+    summary.md             the short story, written last        parts/               tables of an unfinished run
+    federation/            clients, their label counts, facts
+
+Nothing is ever half written under its final name, except that the last line of a CSV or JSONL file may be
+torn by a kill: `truncate` drops it with everything else that is later than the checkpoint, so that a resumed
+run's files end up equal, byte by byte, to those of a run that was never disturbed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from archipelago.core.errors import UserError
+from archipelago.core.files import complete_lines, sync_folder, whole_file, write_whole
+from archipelago.runs.environment import environment_differences
+from archipelago.runs.growing_files import CsvFile, EventsFile, LongTable, write_rounds
+from archipelago.runs.trees import write_arrays
+
+if TYPE_CHECKING:
+    from actors.reports import RoundReport
+    from archipelago.data import Federation
+
+_MODEL_FORMAT = "archipelago-model-1"
+_TABLES = ("metrics.csv", "timings.csv", "events.jsonl", "clients.parquet", "assignments.parquet")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+# The lock ---------------------------------------------------------------------------------------------------
+
+
+class FolderLock:
+    """An exclusive file lock for as long as a process writes into a run; it dies with the process."""
+
+    def __init__(self, folder: Path, shown: Path, wait: float = 0.5) -> None:
+        self._file = (folder / ".lock").open("a+")
+        # A reader that looks whether the run is alive holds the lock for microseconds: try for a moment.
+        deadline = time.monotonic() + wait
+        while not _try_lock(self._file, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                self._file.seek(0)
+                holder = self._file.read().strip() or "another process"
+                self._file.close()
+                raise UserError(
+                    f"Run {shown} is being written by {holder}; wait until it is done, stop it, or choose "
+                    "another name with name=..."
+                )
+            time.sleep(0.02)
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+        self._file.flush()
+
+    def release(self) -> None:
+        if not self._file.closed:
+            self._file.truncate(0)
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file.close()
+
+
+def _try_lock(file: TextIO, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks (some network folders): nothing to wait for
+    return True
+
+
+def _is_written_now(folder: Path) -> bool:
+    try:
+        with (folder / ".lock").open() as file:
+            return not _try_lock(file, fcntl.LOCK_SH)
+    except OSError:
+        return False
+
+
+# The status -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run has come; `state` is running, finished, failed, or interrupted (killed while running)."""
+
+    state: str
+    rounds_done: int
+    rounds: int | None = None
+    sentence: str | None = None
+
+    def __str__(self) -> str:
+        of = f" of {self.rounds}" if self.rounds is not None else ""
+        text = f"{self.state}, {self.rounds_done}{of} rounds"
+        return f"{text}: {self.sentence}" if self.sentence else text
+
+
+def read_status(path: Path) -> Status:
+    """The status of the run in `path`, which is taken to be one."""
+    try:
+        content = json.loads((path / "status.json").read_text(encoding="utf-8"))
+        status = Status(**content)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path / 'status.json'} is damaged or missing; the run cannot be used.") from error
+    if status.state == "running" and not _is_written_now(path):
+        return replace(status, state="interrupted")
+    return status
+
+
+# Writing ----------------------------------------------------------------------------------------------------
+
+
+class RunDirectory:
+    """A run directory that this process writes into; made by `create` or `open`, both of which lock it."""
+
+    def __init__(self, path: Path, lock: FolderLock) -> None:
+        """For `create` and `open` only."""
+        self.path = path
+        self._environment: Mapping[str, Any] | None = None
+        self._may_append = False  # an opened run may end in a torn line
+        self._lock = lock
+        self._metrics = CsvFile(path / "metrics.csv")
+        self._timings = CsvFile(path / "timings.csv")
+        self._events = EventsFile(path / "events.jsonl")
+        self._clients = LongTable(path, "clients")
+        self._assignments = LongTable(path, "assignments")
+        self._status = read_status(path)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        config_yaml: str,
+        environment: Mapping[str, Any],
+        federation: Federation | None = None,
+    ) -> RunDirectory:
+        """Make a new run directory; anything that already lives under that name is a `UserError`."""
+        path = Path(path)
+        _refuse_what_is_there(path, config_yaml)
+        building = path.with_name(f".{path.name}.creating-{os.getpid()}")
+        try:
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(
+                f"Cannot make the run directory {path} ({error.strerror}); choose a folder that can be "
+                "written with storage=..."
+            ) from error
+        try:
+            lock = FolderLock(building, path)
+            for folder in ("checkpoints", "models", "records"):
+                (building / folder).mkdir()
+            write_whole(building / "config.yaml", config_yaml)
+            write_whole(building / "environment.json", _json(dict(environment)))
+            status = Status("running", 0, _settings(config_yaml).get("rounds"))
+            write_whole(building / "status.json", _json(asdict(status)))
+            if federation is not None:
+                write_federation(building, federation)
+            try:
+                building.rename(path)  # replaces an empty folder, and nothing else
+            except OSError:
+                _refuse_what_is_there(path, config_yaml)  # somebody else was faster
+                raise
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        sync_folder(path.parent)
+        run = cls(path, lock)
+        run._may_append = True
+        return run
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        expect_config: str | None = None,
+        environment: Mapping[str, Any] | None = None,
+        ignore: Iterable[str] = (),
+        wait: float = 0.5,
+    ) -> RunDirectory:
+        """Open an existing run for writing, to go on with it after `truncate`.
+
+        `wait` is for how many seconds a process that still writes it is given to end.
+
+        `expect_config` (YAML) must say what the run's own config says, apart from the keys that start with
+        one of `ignore` ("fleet."). `truncate` adds `environment` to `environment.json`, and an event for
+        every difference that touches the promise of equal bits.
+        """
+        path = Path(path)
+        check_is_run(path)
+        if expect_config is not None:
+            _check_config(path, expect_config, tuple(ignore))
+        run = cls(path, FolderLock(path, path, wait))
+        run._environment = environment
+        return run
+
+    @property
+    def status(self) -> Status:
+        """What `status.json` says."""
+        return self._status
+
+    @property
+    def config_yaml(self) -> str:
+        """The text of `config.yaml`."""
+        return (self.path / "config.yaml").read_text(encoding="utf-8")
+
+    def append(self, report: RoundReport) -> None:
+        """Add one round: its lines reach the files now, its per-client rows with the next `flush`."""
+        number, done = report.round, self._status.rounds_done
+        if not self._may_append or (number <= done and done > 0):
+            raise ValueError(f"round {number} cannot be added to a run of {done} rounds: truncate it first")
+        self._metrics.append(number, report.metrics)
+        # In the file "round" is the number of the round, so the whole round's seconds are called "total".
+        seconds = {"total" if stage == "round" else stage: value for stage, value in report.timings.items()}
+        self._timings.append(number, seconds)
+        self._events.append(number, report.events)
+        if report.clients is not None:
+            self._clients.append(number, report.clients)
+        if report.assignment is not None:
+            cluster = np.asarray(report.assignment, dtype=np.int32)
+            columns = {"client": np.arange(len(cluster), dtype=np.int32), "cluster": cluster}
+            self._assignments.append(number, columns)
+        self._set_status("running", rounds_done=number, durable=False)
+
+    def note(self, round: int, text: str) -> None:
+        """Add an event that belongs to no report (a resume, a damaged checkpoint)."""
+        self._events.append(round, [text])
+
+    def flush(self, round: int) -> None:
+        """Make everything up to `round` durable. Call it before the checkpoint of that round is submitted."""
+        for file in (self._metrics, self._timings, self._events):
+            file.sync()
+        self._clients.flush()
+        self._assignments.flush()
+        self._set_status("running", rounds_done=round)
+
+    def record(self, name: str, round: int, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Write `records/NAME-ROUND.parquet`: a table of one round that the figures need."""
+        import pyarrow as pa
+
+        rounds = np.full(len(next(iter(columns.values()))), round, np.int32)
+        table = pa.table({"round": rounds, **columns})
+        write_rounds(self.path / "records" / f"{_safe(name)}-{round:06d}.parquet", lambda: iter([table]))
+
+    def truncate(self, round: int) -> None:
+        """Forget everything later than `round`, so that the run can go on from that round's checkpoint."""
+        for file in (self._metrics, self._timings, self._events, self._clients, self._assignments):
+            file.truncate(round)
+        records, checkpoints = self.path / "records", self.path / "checkpoints"
+        for later in [*records.glob("*-*.parquet"), *checkpoints.glob("round-*")]:
+            if _round_of(later) > round:
+                _remove(later)
+        for stale in [*self.path.glob(".*.tmp-*"), *self.path.glob("*/.*.tmp-*")]:
+            _remove(stale)  # this process holds the lock: nobody is writing them any more
+        for final in [self.path / "summary.md", *(self.path / "models").glob("*.safetensors")]:
+            final.unlink(missing_ok=True)
+        self._set_status("running", rounds_done=max(round, 0))
+        self._may_append = True
+        if self._environment is not None:
+            self._add_environment(self._environment, round)
+            self._environment = None
+
+    def adopt(self, other: Path, round: int) -> None:
+        """The rounds up to `round` of another, finished run in place of what is here.
+
+        Where that one is damaged: a `UserError`, and this run is as before its first round.
+        """
+        for file in (self._metrics, self._timings, self._events):
+            file.close()
+        events = complete_lines(self.path / "events.jsonl")
+        try:
+            for name in _TABLES:
+                _copy(other / name, self.path / name)
+            for record in (other / "records").glob("*-*.parquet"):
+                if _round_of(record) <= round:
+                    _copy(record, self.path / "records" / record.name)
+            if (other / "tensorboard").is_dir():  # what is later is purged by its own logger
+                shutil.copytree(other / "tensorboard", self.path / "tensorboard", dirs_exist_ok=True)
+            self.truncate(round)
+        except (UserError, ValueError, OSError) as error:
+            for name in _TABLES:
+                (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.path / "parts", ignore_errors=True)
+            if events:
+                write_whole(self.path / "events.jsonl", events)
+            self.truncate(0)
+            raise UserError(f"The rounds of {other} cannot be taken over: {error}") from error
+
+    def finish(
+        self,
+        models: Mapping[str, npt.NDArray[Any]] | None = None,
+        spec: Any = None,
+    ) -> None:
+        """Merge the tables, write the final models with their spec (anything JSON can hold), say finished."""
+        self.flush(self._status.rounds_done)
+        self._clients.merge()
+        self._assignments.merge()
+        parts = self.path / "parts"
+        if parts.exists() and not any(parts.iterdir()):
+            parts.rmdir()
+        text = json.dumps(spec, separators=(",", ":"))
+        (self.path / "models").mkdir(exist_ok=True)
+        for name, values in (models or {}).items():
+            path = self.path / "models" / f"{quote(name, safe='')}.safetensors"
+            write_arrays(path, {name: values}, {"format": _MODEL_FORMAT, "spec": text})
+        self._set_status("finished")
+
+    def discard(self) -> None:
+        """Remove the folder: a run that was refused before its first round."""
+        self._status = replace(self._status, state="discarded")  # nothing more is to be said there
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def fail(self, sentence: str) -> None:
+        """Say that the run stopped and why; the rounds since the last checkpoint will be run again."""
+        self._clients.flush()
+        self._assignments.flush()
+        self._set_status("failed", sentence=sentence)
+
+    def close(self) -> None:
+        """Close the files and let go of the lock."""
+        for file in (self._metrics, self._timings, self._events):
+            file.close()
+        self._lock.release()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None and self._status.state == "running":
+                self.fail(_sentence(error))
+        finally:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"RunDirectory('{self.path}': {self._status})"
+
+    def _set_status(
+        self, state: str, *, rounds_done: int | None = None, sentence: str | None = None, durable: bool = True
+    ) -> None:
+        done = self._status.rounds_done if rounds_done is None else rounds_done
+        self._status = Status(state, done, self._status.rounds, sentence)
+        write_whole(self.path / "status.json", _json(asdict(self._status)), durable=durable)
+
+    def _add_environment(self, environment: Mapping[str, Any], round: int) -> None:
+        path = self.path / "environment.json"
+        try:
+            first = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            first, warnings = {}, [f"{path.name} was damaged or missing and was written anew."]
+        else:
+            warnings = environment_differences(first, environment)
+        for warning in warnings:
+            self.note(round, warning)
+        first["resumed"] = [*first.get("resumed", []), dict(environment)]
+        write_whole(path, _json(first))
+
+
+def write_federation(folder: Path, federation: Federation) -> None:
+    """`partition.safetensors` (the indices) and `federation/` (tables of what they mean, for figures)."""
+    import pyarrow as pa
+
+    write_arrays(folder / "partition.safetensors", federation.indices(), {})
+    tables = folder / "federation"
+    tables.mkdir(exist_ok=True)
+    for name, columns in federation.tables().items():
+        whole = [pa.table(columns)]
+        write_rounds(tables / f"{name}.parquet", whole.__iter__)
+    write_whole(tables / "facts.json", _json(federation.facts()))
+
+
+def is_run(path: Path) -> bool:
+    """Whether `path` looks like a run directory."""
+    return (path / "config.yaml").is_file() and (path / "status.json").is_file()
+
+
+def check_is_run(path: Path) -> None:
+    """A `UserError` if `path` is not a run directory, with the runs that stand beside it."""
+    if is_run(path):
+        return
+    folder = path if path.is_dir() else path.parent
+    near = sorted(entry.name for entry in folder.iterdir() if is_run(entry)) if folder.is_dir() else []
+    hint = f" Runs in {folder}: {', '.join(near[-5:])}." if near else ""
+    if not path.exists():
+        raise UserError(f"There is no run {path}: expected the path of a run directory.{hint}")
+    raise UserError(f"{path} is not a run directory: it has no config.yaml and status.json.{hint}")
+
+
+def _refuse_what_is_there(path: Path, config_yaml: str) -> None:
+    if path.is_dir() and is_run(path):
+        status = read_status(path)
+        other = _differences(path, config_yaml, ("name", "storage", "fleet."))
+        if other:
+            raise UserError(
+                f"Run {path} exists already ({status.state}, {status.rounds_done} rounds done) and is of another "
+                f"experiment: {other}. Choose another name with name=..."
+            )
+        raise UserError(
+            f"Run {path} exists already ({status.state}, {status.rounds_done} rounds done); resume it with "
+            f"`python -m platform.launch resume {path}`, or choose another name with name=..."
+        )
+    if path.is_dir() and any(path.iterdir()):
+        raise UserError(
+            f"{path} is a folder that is not a run, and a run would mix with what it holds; choose another "
+            "name with name=... or another folder with storage=..."
+        )
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, and a run needs a folder; choose another name with name=...")
+
+
+def _check_config(path: Path, expected: str, ignore: tuple[str, ...]) -> None:
+    other = _differences(path, expected, ignore)
+    if other:
+        raise UserError(
+            f"Run {path} belongs to another config: {other}. Resume it without changes, or start a new run under "
+            "another name with name=..."
+        )
+
+
+def _differences(path: Path, expected: str, ignore: tuple[str, ...]) -> str:
+    """Where a run's config says something else, in words; empty where nothing does."""
+    theirs = _flat(_settings((path / "config.yaml").read_text(encoding="utf-8")))
+    ours = _flat(_settings(expected))
+    differences = [
+        f"{key} is {theirs.get(key, 'absent')} there and {ours.get(key, 'absent')} here"
+        for key in dict.fromkeys([*theirs, *ours])
+        if theirs.get(key, _ABSENT) != ours.get(key, _ABSENT) and not key.startswith(ignore)
+    ]
+    more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+    return f"{'; '.join(differences[:3])}{more}"
+
+
+_ABSENT = object()
+
+
+def _settings(text: str) -> dict[str, Any]:
+    import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
+
+    content = yaml.safe_load(text)
+    return content if isinstance(content, dict) else {}
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Make a file as another one is, whole or not at all; that one may not be there."""
+    if not source.exists():
+        target.unlink(missing_ok=True)
+    else:
+        with source.open("rb") as given, whole_file(target, durable=False) as file:
+            shutil.copyfileobj(given, file)
+
+
+def _round_of(path: Path) -> int:
+    found = re.search(r"-(\d{6,})(?:\.|$)", path.name)
+    return int(found.group(1)) if found else -1
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        # First out of sight: a half removed checkpoint must not look like one.
+        hidden = path.with_name(f".{path.name}.removed-{os.getpid()}")
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _safe(name: str) -> str:
+    if not _SAFE_NAME.fullmatch(name):
+        raise ValueError(f"'{name}' cannot be a file name; use letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by the user"
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,277 @@
+"""Where results go: a folder, a network folder, or an object-store address that pyarrow or fsspec can open.
+
+A run directory needs what only a folder has (locks, appending, renaming), so a run under an address is written in a
+working copy on its own node. The address gets whole files: after every checkpoint and at the end, first the tables,
+then the checkpoint that stands on them, then what is gone is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import posixpath
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from archipelago.core.errors import UserError
+from archipelago.core.files import write_whole
+
+_UNFINISHED = re.compile(r"\.lock$|\.tmp-\d+|\.old-\d+|\.creating-\d+|\.removed-\d+")
+
+
+def is_address(storage: str | Path) -> bool:
+    """Whether this names an object store rather than a folder."""
+    return "://" in str(storage)
+
+
+def join(storage: str, *names: str) -> str:
+    """The address or path of something inside `storage`; options of an address stay behind it.
+
+    >>> join("s3://bucket/results/?region=here", "run", "report")
+    's3://bucket/results/run/report?region=here'
+    """
+    if is_address(storage):
+        path, mark, options = storage.partition("?")
+        return "/".join([path.rstrip("/"), *names]) + mark + options
+    return str(Path(storage).expanduser().joinpath(*names))
+
+
+def name_of(address: str | Path) -> str:
+    """The last part of an address or path.
+
+    >>> name_of("s3://bucket/results/run?region=here"), name_of("runs/run/")
+    ('run', 'run')
+    """
+    path = str(address).partition("?")[0] if is_address(address) else str(address)
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def sibling(address: str, name: str) -> str:
+    """The address or path of something beside it.
+
+    >>> sibling("s3://bucket/results/run?region=here", "other")
+    's3://bucket/results/other?region=here'
+    """
+    if is_address(address):
+        path, mark, options = address.partition("?")
+        return f"{path.rstrip('/').rpartition('/')[0]}/{name}{mark}{options}"
+    return str(Path(address).with_name(name))
+
+
+def filesystem(address: str) -> tuple[Any, str]:
+    """(pyarrow's file system, the path inside it) of an address."""
+    from pyarrow import fs
+
+    try:
+        try:
+            return fs.FileSystem.from_uri(address)
+        except ValueError:  # not one of pyarrow's own kinds
+            import fsspec
+
+            other, path = fsspec.core.url_to_fs(address)
+            return fs.PyFileSystem(fs.FSSpecHandler(other)), path
+    except (ValueError, ImportError, OSError) as error:
+        raise UserError(
+            f"Expected storage to be a folder or an address that pyarrow or fsspec can open, got '{address}': "
+            f"{' '.join(str(error).split())}."
+        ) from error
+
+
+def check_address(address: str) -> None:
+    """Refuse an object store that cannot be written to, by writing to it."""
+    filesystem(address)
+    probe = join(address, f".archipelago-probe-{os.getpid()}")
+    try:
+        write_text(probe, "")
+        system, path = filesystem(probe)
+        system.delete_file(path)
+    except OSError as error:
+        raise UserError(
+            f"Expected storage that can be written, got '{address}': {' '.join(str(error).split())}."
+        ) from error
+
+
+def write_text(address: str, text: str) -> None:
+    """Put a whole file there."""
+    if not is_address(address):
+        Path(address).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(Path(address), text, durable=False)
+        return
+    system, path = filesystem(address)
+    _make_parent(system, path)
+    with system.open_output_stream(path) as file:
+        file.write(text.encode())
+
+
+def read_text(address: str) -> str | None:
+    """The text that is there; None if nothing is."""
+    if not is_address(address):
+        path = Path(address)
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    system, inside = filesystem(address)
+    try:
+        with system.open_input_file(inside) as file:
+            return bytes(file.read()).decode()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"'{address}' cannot be read: {' '.join(str(error).split())}.") from error
+
+
+def remove_file(address: str) -> None:
+    """Remove a file that may be there."""
+    if not is_address(address):
+        Path(address).unlink(missing_ok=True)
+        return
+    system, path = filesystem(address)
+    with contextlib.suppress(FileNotFoundError):
+        system.delete_file(path)
+
+
+def _make_parent(system: Any, path: str) -> None:
+    if system.type_name not in ("s3", "gcs", "abfs"):  # there, folders are only parts of names
+        system.create_dir(posixpath.dirname(path), recursive=True)
+
+
+class Mirror:
+    """Keeps an address equal to a folder, whenever it is asked to."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.address = folder, address
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._checkpoints: list[str] = []
+
+    def fetch(self) -> bool:
+        """Make the folder from the address; False if nothing is there."""
+        system, root = filesystem(self.address)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        from pyarrow import fs
+
+        found = system.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
+        for info in found:
+            if info.type != fs.FileType.File:
+                continue
+            name = posixpath.relpath(info.path.lstrip("/"), root.strip("/"))
+            target = self.folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with system.open_input_stream(info.path) as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+            self._sent[name] = _stamp(target)
+        if "status.json" in self._sent:  # a run: an object store keeps no empty folders
+            for name in ("checkpoints", "models", "records"):
+                (self.folder / name).mkdir(exist_ok=True)
+            for checkpoint in (self.folder / "checkpoints").iterdir():
+                if not (
+                    checkpoint / "manifest.json"
+                ).is_file():  # it is sent last: whoever sent the rest was killed
+                    shutil.rmtree(checkpoint)
+        return bool(self._sent)
+
+    def follow(self) -> None:
+        """Send what is new if there is a checkpoint that was not sent yet."""
+        folder = self.folder / "checkpoints"
+        present = (
+            sorted(p.name for p in folder.iterdir() if not _UNFINISHED.search(p.name))
+            if folder.is_dir()
+            else []
+        )
+        if present != self._checkpoints:
+            self.push()
+            self._checkpoints = present
+
+    def push(self) -> None:
+        """Send what is new or changed, then remove what is gone.
+
+        A run is one when its status is there, and a checkpoint when its manifest is: whatever a kill cuts off has
+        neither, or stands on files that were sent before.
+        """
+        system, root = filesystem(self.address)
+        here = {}
+        # os.walk passes over a folder that is gone; rglob raises.
+        for folder, _, files in os.walk(self.folder):
+            for path in (Path(folder) / file for file in files):
+                name = path.relative_to(self.folder).as_posix()
+                with contextlib.suppress(FileNotFoundError):  # an old checkpoint, removed in this moment
+                    if not _UNFINISHED.search(name):
+                        here[name] = _stamp(path)
+        for name in sorted(
+            here,
+            key=lambda name: (
+                name.startswith("checkpoints/"),
+                name.endswith("manifest.json"),
+                name == "status.json",
+            ),
+        ):
+            if self._sent.get(name) == here[name]:
+                continue
+            target = posixpath.join(root, name)
+            _make_parent(system, target)
+            with contextlib.suppress(FileNotFoundError), (self.folder / name).open("rb") as source:
+                with system.open_output_stream(target) as sink:
+                    shutil.copyfileobj(source, sink)
+                self._sent[name] = here[name]
+        for name in [name for name in self._sent if name not in here]:
+            with contextlib.suppress(FileNotFoundError):
+                system.delete_file(posixpath.join(root, name))
+            del self._sent[name]
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def working_copy(address: str) -> Path:
+    """The folder on this node in which a run of that address is written; the same for every process of a user."""
+    digest = hashlib.blake2b(address.encode(), digest_size=6).hexdigest()
+    root = Path(tempfile.gettempdir()) / f"archipelago-{os.getuid()}"
+    return root / f"{name_of(address)}-{digest}"
+
+
+@contextlib.contextmanager
+def writable(address: str) -> Iterator[tuple[Path, Mirror | None]]:
+    """(folder, mirror) to write a run in; for a folder, itself and no mirror.
+
+    An address is fetched before and sent afterwards, whatever happens in between, and the working copy removed.
+    """
+    if not is_address(address):
+        yield Path(address).expanduser(), None
+        return
+    folder = working_copy(address)
+    mirror = Mirror(folder, address)
+    mirror.fetch()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder, mirror
+    finally:
+        if folder.is_dir():
+            mirror.push()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def local_copy(address: str | Path) -> Path:
+    """A folder with what is at `address`, to be read; a folder is its own copy."""
+    if not is_address(address):
+        return Path(address).expanduser()
+    # Called like the original: titles of reports are names of folders.
+    whole = working_copy(str(address))
+    folder = whole.with_name(f"copy-{whole.name}") / name_of(address)
+    if not Mirror(folder, str(address)).fetch():
+        raise UserError(f"There is nothing at '{address}': expected a run or a sweep.")
+    return folder
+
+
+@contextlib.contextmanager
+def reading(address: str | Path) -> Iterator[Path]:
+    """`local_copy` for a while: what was copied is removed afterwards."""
+    folder = local_copy(address)
+    try:
+        yield folder
+    finally:
+        if is_address(address):
+            shutil.rmtree(folder.parent, ignore_errors=True)

@@ -1,0 +1,143 @@
+"""CKS: knowledge sharing between clusters, by a pull of every cluster towards what all have in common.
+
+Ma, "Clustered Federated Learning", PhD thesis, University of Technology Sydney, chapters 5 and 6.
+
+    min l(theta_i) + (lambda / 2) S
+    S = ||theta_i - Theta_g||^2,  Theta_g = sum_k w_k Theta_k              (5.6), the default
+    S = sum over k' != c(i) of w_k' ||theta_i - Theta_k'||^2               (5.5), `cks.form=pairwise`
+
+    w_k   share of the data of all clients that cluster k held after the last round
+
+Readings. Theta_g is the weighted mean of all clients' models at the start of the round, which is the
+weighted mean of the cluster models. The term covers all trainable parameters; beside `con.form=para` only the
+backbone (chapter 6, CON&CKS: contrast on the head, sharing on the backbone). Before the first assignment
+every cluster weighs the same. The 1/m in front of (5.4) plus psi_i is a misprint: weights act at aggregation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from archipelago.core.errors import UserError
+from archipelago.core.settings import setting
+from archipelago.strategies.base import ADDONS, Addon, ClusteredModels, Strategy
+from archipelago.strategies.interface import FleetView
+from archipelago.strategies.parameters import Vector, normalised_rows, weighted_sums
+from archipelago.strategies.penalties import Penalty, part
+from archipelago.strategies.references import Indices, Models, PerClient, Reference
+
+
+@dataclass
+class CKSOptions:
+    """`cks.lam=...`"""
+
+    lam: float = setting(0.1, "strength of the sharing term", at_least=0)
+    form: str = setting(
+        "global",
+        "pull to the global mean (5.6), or to every other cluster (5.5)",
+        choices=("global", "pairwise"),
+    )
+
+
+@ADDONS.register("cks", "knowledge sharing: a pull towards the mean of all clusters (thesis ch. 5)")
+class CKS(Addon):
+    """(lambda / 2) S in the local objective."""
+
+    Options = CKSOptions
+
+    @classmethod
+    def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
+        if not issubclass(base, ClusteredModels):
+            return (
+                "it shares between cluster models, which this base does not have; use ifca, fesem or wecfl."
+            )
+        return None
+
+    def setup(self, base: Any, fleet: FleetView) -> None:
+        if not len(self.columns(base, fleet)):
+            raise UserError(
+                "con and cks together share the backbone of a model, and this one has none (every layer is fully "
+                "connected): use a convolutional model such as model=cnn_digits, or leave con or cks out."
+            )
+
+    def columns(self, base: Any, fleet: FleetView) -> npt.NDArray[np.int64]:
+        """What is shared: all parameters, or the backbone where `con` contrasts the head."""
+        contrasts = any(
+            type(addon).__name__ == "CON" and addon.options.mu and addon.options.form == "para"
+            for addon in base.addons
+        )
+        part = "backbone" if contrasts else "parameters"
+        return fleet.spec.columns(part)
+
+    def penalties(self, base: Any, fleet: FleetView, c: Indices | None) -> list[Penalty]:
+        if not self.options.lam or c is None:
+            return []
+        columns = self.columns(base, fleet)
+        shares = cluster_shares(base, fleet)
+        if self.options.form == "global":
+            mean = weighted_sums(list(base.clusters.values), shares[None])[0]  # Theta_g of (5.2)
+            return [SharedPull(self.options.lam, columns, mean)]
+        weights = np.repeat(shares[None], len(c), axis=0)
+        weights[np.arange(len(c)), c] = 0.0  # k' != k
+        return [PairwisePull(self.options.lam, columns, base.clusters, PerClient(weights))]
+
+
+def cluster_shares(base: Any, fleet: FleetView) -> npt.NDArray[np.float64]:
+    """w_k: the share of all assigned data in each cluster; equal shares before the first assignment."""
+    everyone = fleet.everyone
+    labels = base.assignment[everyone.ids]
+    known = labels >= 0
+    if not known.any():
+        return np.full(base.K, 1.0 / base.K)
+    sizes = np.bincount(labels[known], weights=base.client_weights(everyone)[known], minlength=base.K)
+    return normalised_rows(sizes[None])[0]
+
+
+@dataclass(frozen=True)
+class SharedPull:
+    """(5.6)."""
+
+    lam: float
+    columns: npt.NDArray[np.int64]
+    mean: Vector
+
+    @property
+    def anchors(self) -> dict[str, Reference]:
+        return {"mean": self.mean}
+
+    @property
+    def outputs(self) -> dict[str, Reference]:
+        return {}
+
+    def value(self, parameters: Tensor, anchors: dict[str, Tensor]) -> Tensor:
+        away = part(parameters, self.columns) - part(anchors["mean"], self.columns)
+        return 0.5 * self.lam * away.square().sum()
+
+
+@dataclass(frozen=True)
+class PairwisePull:
+    """(5.5)."""
+
+    lam: float
+    columns: npt.NDArray[np.int64]
+    models: Models
+    weights: PerClient
+
+    @property
+    def anchors(self) -> dict[str, Reference]:
+        return {"models": self.models, "weights": self.weights}
+
+    @property
+    def outputs(self) -> dict[str, Reference]:
+        return {}
+
+    def value(self, parameters: Tensor, anchors: dict[str, Tensor]) -> Tensor:
+        own, models = part(parameters, self.columns), part(anchors["models"], self.columns)
+        away = (own.unsqueeze(0) - models).square().sum(dim=-1)
+        return 0.5 * self.lam * (anchors["weights"].to(away.dtype) * away).sum()

@@ -1,0 +1,245 @@
+"""Clustering of client models: K-means that repeats itself, and cluster ids that mean the same from round to round.
+
+Everything is float64, single-threaded and seeded, so that the same features give the same labels anywhere.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linear_sum_assignment
+from threadpoolctl import threadpool_limits
+
+from archipelago.core.randomness import generator
+from archipelago.strategies.aggregation import trimmed_mean
+from archipelago.strategies.base import UNASSIGNED, ClusteredModels
+from archipelago.strategies.interface import FleetView, Handle
+from archipelago.strategies.references import Indices, Models
+
+Features = npt.NDArray[np.floating[Any]]
+Points = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Labels, centres in feature space, and the weighted mean of squared distances to the own centre."""
+
+    labels: Indices
+    centres: npt.NDArray[np.float64]
+    objective: float
+    distinct: int  # how many clusters the points could fill
+    outlying: npt.NDArray[np.bool_] | None = None  # points that moved no centre
+
+
+def kmeans(
+    features: Features,
+    clusters: int,
+    *,
+    seed: int,
+    weights: npt.NDArray[np.float64] | None = None,
+    starts: int = 10,
+    centres: npt.NDArray[np.float64] | None = None,
+) -> Clustering:
+    """Weighted K-means: the best of `starts` k-means++ starts, or one run from the given `centres`.
+
+    Fewer distinct points than clusters leave the last clusters empty.
+
+    >>> found = kmeans(np.array([[0.0], [0.1], [5.0]]), 2, seed=0)
+    >>> bool(found.labels[0] == found.labels[1] != found.labels[2])
+    True
+    """
+    from sklearn.cluster import KMeans  # imported late: scikit-learn is slow to load, most methods need none
+
+    points = np.ascontiguousarray(features, np.float64)
+    distinct = min(clusters, len(np.unique(points, axis=0)))
+    start: Any = "k-means++" if centres is None or distinct < clusters else centres
+    with threadpool_limits(limits=1), warnings.catch_warnings():
+        # scikit-learn warns where warm centres end up empty; the labels say so anyway.
+        warnings.simplefilter("ignore")
+        model = KMeans(
+            distinct, init=start, n_init=starts if isinstance(start, str) else 1, random_state=seed % 2**32
+        ).fit(points, sample_weight=weights)
+    found = np.zeros((clusters, points.shape[1]))
+    found[:distinct] = model.cluster_centers_
+    total = float(np.sum(weights)) if weights is not None else float(len(points))
+    return Clustering(model.labels_.astype(np.int64), found, float(model.inertia_) / total, distinct)
+
+
+def trimmed_kmeans(
+    features: Features,
+    clusters: int,
+    *,
+    seed: int,
+    trim: float = 0.05,
+    outliers: float = 0.0,
+    starts: int = 10,
+    iterations: int = 50,
+) -> Clustering:
+    """K-means that odd points cannot lead astray: the best of `starts` runs of Lloyd's method.
+
+    A centre is the coordinate-wise trimmed mean of its points (`trim` from each side; 0.5 is the median). The share
+    `outliers` of the points, those furthest from their centres, moves no centre and does not count in the objective,
+    and of the points furthest from the seeds so far none becomes the next seed (the first is any point); such points
+    still get the label of their nearest centre.
+
+    >>> points = np.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2], [900.0]])
+    >>> trimmed_kmeans(points, 2, seed=0, outliers=0.2).centres.ravel().round(3).tolist()
+    [5.1, 0.1]
+    """
+    points = np.ascontiguousarray(features, np.float64)
+    shift = np.median(points, axis=0)
+    points = points - shift  # near the origin squared distances lose no digits
+    distinct = min(clusters, len(np.unique(points, axis=0)))
+    inside = len(points) - int(outliers * len(points) + 1e-9)
+    best = None
+    with threadpool_limits(limits=1):
+        for start in range(starts):
+            rng = generator(seed, "trimmed k-means", client=start)
+            found = _trimmed_run(points, _seeds(points, distinct, inside, rng), trim, inside, iterations)
+            if best is None or found.objective < best.objective:
+                best = found
+    assert best is not None
+    centres = np.zeros((clusters, points.shape[1]))
+    centres[:distinct] = best.centres + shift
+    return Clustering(best.labels, centres, best.objective, distinct, best.outlying)
+
+
+def _squared_distances(points: Points, centres: Points) -> Points:
+    """(n, K)."""
+    norms = np.add.reduce(points * points, axis=1)[:, None] + np.add.reduce(centres * centres, axis=1)
+    return np.maximum(norms - 2.0 * (points @ centres.T), 0.0)
+
+
+def _nearest(distances: Points, inside: int) -> tuple[Indices, npt.NDArray[np.bool_], float]:
+    """(label of each point, whether it is among the `inside` closest, mean squared distance of those)."""
+    labels = distances.argmin(axis=1).astype(np.int64)
+    own = distances.min(axis=1)
+    closest = np.argsort(own, kind="stable")[:inside]
+    kept = np.zeros(len(own), np.bool_)
+    kept[closest] = True
+    return labels, kept, float(own[closest].mean())
+
+
+def _seeds(points: Points, count: int, inside: int, rng: np.random.Generator) -> Points:
+    """k-means++ that never picks one of the points furthest from all seeds so far."""
+    seeds = points[[rng.integers(len(points))]]
+    while len(seeds) < count:
+        own = _squared_distances(points, seeds).min(axis=1)
+        chances = own.copy()
+        chances[np.argsort(own, kind="stable")[inside:]] = 0.0
+        if not chances.any():  # all but the outliers are seeds already
+            chances = own
+        seeds = np.concatenate([seeds, points[[rng.choice(len(points), p=chances / chances.sum())]]])
+    return seeds
+
+
+def _trimmed_run(points: Points, centres: Points, trim: float, inside: int, iterations: int) -> Clustering:
+    """Lloyd's method from given centres, until nothing moves."""
+    centres = centres.copy()
+    labels, kept, objective = _nearest(_squared_distances(points, centres), inside)
+    for _ in range(iterations):
+        before = labels, kept
+        for k in range(len(centres)):
+            own = points[kept & (labels == k)]
+            if len(own):  # a centre that only outliers are near stays where it is
+                centres[k] = trimmed_mean(own, trim)
+        labels, kept, objective = _nearest(_squared_distances(points, centres), inside)
+        if np.array_equal(labels, before[0]) and np.array_equal(kept, before[1]):
+            break
+    return Clustering(labels, centres, objective, len(centres), ~kept)
+
+
+def match_labels(previous: Indices, labels: Indices, clusters: int) -> Indices:
+    """The renaming `new id = result[old id]` that keeps as many clients as possible in the id they had.
+
+    `previous` may be UNASSIGNED. Hungarian method on the members that two clusterings share.
+
+    >>> match_labels(np.array([0, 0, 1, 1]), np.array([1, 1, 0, 0]), 2).tolist()
+    [1, 0]
+    """
+    shared = np.zeros((clusters, clusters))
+    known = (previous != UNASSIGNED) & (previous < clusters)
+    np.add.at(shared, (labels[known], previous[known]), 1)
+    # A tiny preference for keeping one's number settles ties the same way everywhere.
+    rows, columns = linear_sum_assignment(-(shared + 1e-6 * np.eye(clusters)))
+    renamed = np.empty(clusters, np.int64)
+    renamed[rows] = columns
+    return renamed
+
+
+class ByParameters(ClusteredModels):
+    """The part that FeSEM and WeCFL share: train first, then K-means on what came out.
+
+    Options of such a method: `features` (part of the model that is clustered), `starts`, `warm`.
+    """
+
+    by_loss = False
+    state = ("clusters", "centres", "points")
+    per_client: ClassVar[dict[str, float]] = {"assignment": UNASSIGNED, "points": np.nan}
+    centres: npt.NDArray[np.float64] | None = None
+    points: npt.NDArray[np.float32] | None = None  # what K-means last saw of each client, NaN where nothing
+    outlying: npt.NDArray[np.bool_]  # of this round's clients that arrived, for methods that look for them
+
+    def setup(self, fleet: FleetView) -> None:
+        super().setup(fleet)
+        # All clusters start from one model: what a client learns, not where it started, decides its cluster.
+        self.clusters = Models(np.repeat(fleet.initial(1).values, self.K, axis=0))
+
+    def point_weights(self, fleet: FleetView) -> npt.NDArray[np.float64] | None:
+        """How much each client counts in K-means; None means equally."""
+        return None
+
+    def expect(self, fleet: FleetView) -> Indices:
+        assert self.assignment is not None
+        if (self.assignment == UNASSIGNED).all():  # all cluster models are still one and the same
+            return np.zeros(len(fleet.ids), np.int64)
+        return self.labels(fleet)
+
+    def notice(self, theta: Handle) -> None:
+        """Keep the point of every client whose model arrived: the newest is what K-means sees of it."""
+        features = theta.features(self.options.features)
+        if self.points is None:
+            self.points = np.full((self.context.clients, features.shape[1]), np.nan, np.float32)
+        self.points = self.points.copy()
+        self.points[theta.ids[theta.arrived]] = features[theta.arrived]
+
+    def grouped(self, features: Features, weights: npt.NDArray[np.float64] | None, seed: int) -> Clustering:
+        """The clusters of this round's models."""
+        warm = self.centres if self.options.warm else None
+        starts = self.options.starts
+        return kmeans(features, self.K, seed=seed, weights=weights, starts=starts, centres=warm)
+
+    def settle(self, fleet: FleetView, theta: Handle, c: Indices) -> Indices:
+        """K-means on the newest known point of every client seen so far; absent clients keep theirs."""
+        if self.frozen or not theta.arrived.any():
+            return c
+        assert self.assignment is not None
+        self.notice(theta)
+        assert self.points is not None
+        seen = np.flatnonzero(~np.isnan(self.points).any(axis=1))
+        found = self.grouped(
+            self.points[seen],
+            self.point_weights(fleet.select(seen)),
+            int(generator(self.context.seed, "k-means", round=self.number).integers(2**31)),
+        )
+        if found.distinct < self.K:
+            self.events.append(
+                f"Only {found.distinct} distinct models for {self.K} clusters: the rest stays empty."
+            )
+        renamed = match_labels(self.assignment[seen], found.labels, self.K)
+        centres = np.zeros_like(found.centres) if self.centres is None else self.centres.copy()
+        centres[renamed[: found.distinct]] = found.centres[
+            : found.distinct
+        ]  # an empty cluster keeps its centre
+        self.centres = centres
+        self.report["clustering_objective"] = found.objective
+        if found.outlying is not None:
+            self.outlying = found.outlying[np.searchsorted(seen, theta.ids[theta.arrived])]
+        self.assignment = self.assignment.copy()
+        self.assignment[seen] = renamed[found.labels]
+        # Whoever has no point yet (its training blew up) stays unassigned: -1 feeds no cluster.
+        return self.assignment[theta.ids]

@@ -1,0 +1,153 @@
+"""Ensembles: several methods side by side on the same federation, predicting together.
+
+- Thesis Table 7.5: the sum of two methods, `ensemble=[fedavg,ifca]`, Eq. (7.36): logits are added.
+- FedAvg+ and FedProx+ (thesis, CAM paper): K independent runs, soft-voted: `ensemble=[fedavg*5]
+  combine=logit_mean` (the mean of logits, as the released code does; `probability_mean` and `vote` exist too).
+
+Members share the clients and the rounds, and nothing else: every slot, private model, optimizer state and random
+draw of a member carries its number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from archipelago.core.errors import UserError
+from archipelago.core.randomness import generator
+from archipelago.strategies.base import METHODS, Context, NoOptions, Strategy, build, parse_method
+from archipelago.strategies.interface import FleetView
+from archipelago.strategies.references import Merged, Prediction, Private, Reference
+
+
+def expand(members: list[str]) -> list[str]:
+    """`fedavg*3` as three times `fedavg`.
+
+    >>> expand(["fedavg*2", "ifca"])
+    ['fedavg', 'fedavg', 'ifca']
+    """
+    names: list[str] = []
+    for member in members:
+        method, star, count = member.partition("*")
+        if star and not (count.isdigit() and int(count) >= 1):
+            raise UserError(
+                f"Expected a member such as fedavg*5, got '{member}': write a whole number after '*'."
+            )
+        names += [method] * (int(count) if star else 1)
+    return names
+
+
+def check_members(members: list[str], combine: str, clusters: int) -> None:
+    """Refuse members that cannot predict together."""
+    for member in expand(members):
+        base, addons = parse_method(member, clusters)
+        found = METHODS.find(base)
+        if found.mixes:
+            raise UserError(
+                f"'{member}' predicts with a mixture of probabilities, which cannot be added to other members: "
+                "leave it out of the ensemble."
+            )
+        if combine in ("probability_mean", "vote") and (found.additive or "cam" in addons):
+            raise UserError(
+                f"combine={combine} needs members that predict with one model each, got '{member}', which adds "
+                "several: use combine=logit_sum or logit_mean."
+            )
+
+
+class Ensemble(Strategy):
+    """Members that run side by side and predict together."""
+
+    def __init__(self, members: list[Strategy], combine: str, context: Context) -> None:
+        super().__init__(NoOptions(), context)
+        self.members, self.combine = members, combine
+
+    def _each(self, fleet: FleetView) -> list[tuple[Strategy, FleetView]]:
+        return [(member, fleet.named(f"member {j}")) for j, member in enumerate(self.members)]
+
+    def begin(self, fleet: FleetView) -> None:
+        for member, view in self._each(fleet):
+            member.begin(view)
+
+    def run_round(self, fleet: FleetView, number: int) -> None:
+        self.number, self.report, self.records, self.events = number, {}, {}, []
+        for j, (member, view) in enumerate(self._each(fleet)):
+            member.run_round(view, number)
+            self.report |= {f"member{j}_{name}": value for name, value in member.report.items()}
+            self.records |= {f"member{j}_{name}": table for name, table in member.records.items()}
+            self.events += [f"Member {j}: {event}" for event in member.events]
+        # What the metrics table shows as the clusters: those of the first member that has any.
+        clustered = [member for member in self.members if member.assignment is not None]
+        if clustered:
+            self.assignment, self.K = clustered[0].assignment, clustered[0].K
+
+    def predict(self, fleet: FleetView) -> Prediction:
+        models: list[Reference] = []
+        shares = []
+        for j, (member, view) in enumerate(self._each(fleet)):
+            prediction = member.predict(view)
+            models += [prefixed(model, f"member {j}/") for model in prediction.models]
+            shares.append(as_sum(prediction, len(fleet.ids)))
+        weights = np.concatenate(shares, axis=1)
+        if self.combine == "logit_mean":
+            return Prediction(models, weights=weights / len(self.members))
+        return Prediction(models, None if (weights == 1.0).all() else weights, self.combine)
+
+    def prediction(self, fleet: FleetView) -> Prediction:
+        return self.predict(fleet)
+
+    def all_models(self) -> dict[str, npt.NDArray[np.float32]]:
+        return {
+            f"member{j}-{name}": values
+            for j, member in enumerate(self.members)
+            for name, values in member.all_models().items()
+        }
+
+    def save_state(self) -> dict[str, Any]:
+        return {"members": [member.save_state() for member in self.members], "assignment": self.assignment}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self.assignment = tree["assignment"]
+        for member, part in zip(self.members, tree["members"], strict=True):
+            member.load_state(part)
+
+
+def as_sum(prediction: Prediction, clients: int) -> npt.NDArray[np.float64]:
+    """(clients, models): how much each model's outputs count in the sum that a member predicts with."""
+    weights = prediction.weights
+    if weights is None:
+        weights = np.ones((clients, len(prediction.models)))
+    if prediction.combine == "logit_mean":
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    return weights
+
+
+def prefixed(reference: Reference, prefix: str) -> Reference:
+    """The same reference, seen from outside the member: its private models carry the member's name."""
+    if isinstance(reference, Private):
+        default = None if reference.default is None else prefixed(reference.default, prefix)
+        return Private(prefix + reference.name, default)
+    if isinstance(reference, Merged):
+        base, other = prefixed(reference.base, prefix), prefixed(reference.other, prefix)
+        return dataclasses.replace(reference, base=base, other=other)
+    return reference
+
+
+def build_ensemble(members: list[str], combine: str, options: dict[str, Any], context: Context) -> Ensemble:
+    """The ensemble of `members`, each a method of its own."""
+    check_members(members, combine, context.clusters)
+    return Ensemble(
+        [
+            build(name, options, dataclasses.replace(context, seed=member_seed(context.seed, j)))
+            for j, name in enumerate(expand(members))
+        ],
+        combine,
+        context,
+    )
+
+
+def member_seed(seed: int, member: int) -> int:
+    """The seed of a member's own draws (K-means starts, random clusters, ...)."""
+    return int(generator(seed, "ensemble member", client=member).integers(2**31))

@@ -1,0 +1,24 @@
+"""FedAvg: one global model, averaged over the clients that took part.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017;
+thesis (2.5), (2.6).
+
+    Theta_g   self.model             theta_i   theta (stays with the clients)
+    psi_i     client_weights / sum: n_i / n, or uniform with `weights=uniform`
+
+Reading: the average runs over the participants of the round, and covers BatchNorm's running statistics.
+"""
+
+from __future__ import annotations
+
+from archipelago.strategies.base import METHODS, SingleModel
+from archipelago.strategies.interface import FleetView
+
+
+@METHODS.register("fedavg", "one global model, weighted average (McMahan et al. 2017)")
+class FedAvg(SingleModel):
+    """Theta_g = sum_i psi_i theta_i."""
+
+    def round(self, fleet: FleetView) -> None:
+        theta = fleet.train(start=self.model, penalties=self.penalties(fleet))  # (2.5)
+        self.model = self.average(theta, fleet, otherwise=self.model)  # (2.6)

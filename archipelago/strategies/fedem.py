@@ -1,0 +1,133 @@
+"""FedEM: every client's data is a mixture of M components, learned by expectation maximisation.
+
+Marfoq, Neglia, Bellet, Kameni, Vidal, "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS
+2021 (Algorithm 1, the client-server version).
+
+    E-step   q_t(i, m) = pi_tm exp(-l(h_m(x_i), y_i)) / sum of the same over m
+    M-step   pi_tm = mean over i of q_t(i, m);   theta_tm = LocalSolver of sum_i q_t(i, m) l(h_m(x_i), y_i)
+    server   theta_m = sum_t (n_t / n) theta_tm
+    predict  sum_m pi_tm softmax(h_m(x)); in a regression sum_m pi_tm h_m(x)
+
+    theta_m   self.clusters[m]     pi_tm   self.mixture[t, m]     q_t   "q" in the client's state     M   clusters
+
+Readings, all as in the released code unless said otherwise.
+- pi starts uniform, and is updated before local training; the loss of a batch is sum q l / batch size, not
+  divided by the sum of q. The E-step covers all local training samples, in evaluation mode.
+- The server weighs by n_t alone, not by the mass sum_i q. The mean covers the participants of the round; the
+  code averages stale copies of absent clients in.
+- Components draw their own batches and keep their own momentum. The first one uses FedAvg's, and predicts
+  without a detour through probabilities when it is alone, so that M = 1 is FedAvg, bit by bit.
+- Evaluation uses the pi of the round's E-step with the models averaged after it.
+- In a regression l is the squared error, which makes each component a Gaussian of variance 1/2.
+- A sample whose losses are all infinite keeps pi as its responsibilities. A pi_tm of exactly 0 stays 0.
+- The server keeps a table of all pi_t, which the paper leaves with the clients: prediction and figures need it.
+- Clients never seen run E-steps only, `unseen_steps` of them from a uniform pi (the code: one at every log,
+  kept in between).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from archipelago.core.settings import setting
+from archipelago.strategies.base import METHODS
+from archipelago.strategies.interface import FleetView, Handle
+from archipelago.strategies.mixtures import MixtureModels, Weights
+from archipelago.strategies.parameters import Matrix
+from archipelago.strategies.references import Models, PerClient, Prediction, SampleWeights
+
+
+@dataclass
+class FedEMOptions:
+    """`fedem.unseen_steps=...`"""
+
+    unseen_steps: int = setting(20, "E-steps of a client that never trained, before it predicts", at_least=1)
+
+
+@METHODS.register("fedem", "mixtures of M models, learned by EM (Marfoq et al. 2021)")
+class FedEM(MixtureModels):
+    """E-step, weighted local training of all components, mean of each."""
+
+    Options = FedEMOptions
+    mixes = True
+
+    def round(self, fleet: FleetView) -> None:
+        self.expectation(fleet)  # q_t and pi_t
+        theta = [self.maximisation(fleet, m) for m in range(self.K)]
+        means = [self.average(theta[m], fleet, otherwise=self.clusters[m]) for m in range(self.K)]
+        self.clusters = Models(np.stack(means))
+        self.report_objective(fleet, theta)
+
+    def expectation(self, fleet: FleetView) -> None:
+        """Responsibilities, which stay with the clients, and mixture weights."""
+        pi = np.where(self.known(fleet)[:, None], self.mixture[fleet.ids], 1.0 / self.K)
+        found = fleet.map(e_step, stage="the E-step", components=self.clusters, pi=PerClient(pi))
+        self.remember(fleet, np.array([pi for pi, _ in found]))
+        self.record("pi")
+        surprise = [value for _, value in found]
+        self.report["clustering_objective"] = float(np.average(surprise, weights=fleet.sizes))
+
+    def maximisation(self, fleet: FleetView, m: int) -> Handle:
+        """Local training of component m, each sample counting by its responsibility."""
+        slot = "main" if m == 0 else f"component {m}"
+        terms = self.penalties(fleet, np.full(len(fleet.ids), m))
+        weights = SampleWeights("q", m)
+        return fleet.train(start=self.clusters[m], sample_weights=weights, penalties=terms, slot=slot)
+
+    def report_objective(self, fleet: FleetView, theta: list[Handle]) -> None:
+        """What the clients minimised: the sum over components of their weighted losses."""
+        total = np.sum([handle.objective for handle in theta], axis=0)
+        arrived = np.isfinite(total)
+        if arrived.any():
+            mean = np.average(total[arrived], weights=fleet.sizes[arrived])
+            self.report["federated_objective"] = float(mean)
+
+    def measure(self, fleet: FleetView) -> Weights:
+        steps = self.options.unseen_steps
+        return np.array(fleet.map(fitted, stage="E-steps", components=self.clusters, steps=steps))
+
+    def prediction(self, fleet: FleetView) -> Prediction:
+        if self.K == 1:
+            return Prediction([self.clusters[0]])
+        components = [self.clusters[m] for m in range(self.K)]
+        return Prediction([*components], weights=self.weights(fleet), combine="probability_mean")
+
+
+def responsibilities(losses: Weights, pi: Weights) -> tuple[Weights, Weights]:
+    """q (samples, M), rows summing to 1, and -log sum_m pi_m exp(-loss_m) of each sample.
+
+    >>> q, surprise = responsibilities(np.array([[0.0, np.log(2.0)]]), np.array([0.5, 0.5]))
+    >>> q.round(6).tolist(), float(np.exp(-surprise[0]).round(6))
+    ([[0.666667, 0.333333]], 0.75)
+    """
+    with np.errstate(divide="ignore"):  # a weight of 0 is a logarithm of -inf
+        scores = np.log(pi) - np.where(np.isfinite(losses), losses, np.inf)
+    top = scores.max(axis=1, keepdims=True)
+    hopeless = np.isneginf(top[:, 0])  # no component explains the sample at all
+    mass = np.exp(scores - np.where(hopeless[:, None], 0.0, top))
+    mass[hopeless] = pi
+    total = mass.sum(axis=1, keepdims=True)
+    return mass / total, -(top[:, 0] + np.log(total[:, 0]))
+
+
+def e_step(
+    client: Any, state: dict[str, Any], components: Matrix, pi: npt.NDArray[np.float64]
+) -> tuple[dict[str, Any], tuple[Weights, float]]:
+    """One E-step and the new pi; the responsibilities stay in the client's state."""
+    q, surprise = responsibilities(client.sample_losses(components).astype(np.float64), pi)
+    return {**state, "q": q.astype(np.float32)}, (q.mean(axis=0), float(surprise.mean()))
+
+
+def fitted(
+    client: Any, state: dict[str, Any], components: Matrix, steps: int
+) -> tuple[dict[str, Any], npt.NDArray[np.float64]]:
+    """pi of a client under fixed components: E-steps from a uniform pi, nothing kept."""
+    losses = client.sample_losses(components).astype(np.float64)
+    pi = np.full(len(components), 1.0 / len(components))
+    for _ in range(steps):
+        pi = responsibilities(losses, pi)[0].mean(axis=0)
+    return state, pi

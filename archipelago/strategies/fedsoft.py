@@ -1,0 +1,161 @@
+"""FedSoft: every client's data is a mixture of S sources; one local task per client serves all S centres.
+
+Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022. Line
+numbers are those of Algorithm 1.
+
+    h_k(w; c, u) = f_k(w) + (lambda / 2) sum_s u_ks ||w - c_s||^2                                        (4)
+
+    c_s     self.clusters[s]        u_ks    self.mixture[k, s]      v_sk   v        Sel_s   the ones of `drawn`
+    w_k     the client's own model  lambda  fedsoft.lam             tau    fedsoft.tau
+    K       fedsoft.select          sigma   fedsoft.sigma           S      clusters
+
+Readings.
+- (6) prints a sum over the selected set, which is drawn with these very probabilities: v_s is normalised over
+  all clients that are present (the released code: over all N).
+- Sel_s is drawn without replacement. With select=0, or no more clients than `select`, everyone trains and
+  c_s = sum_k v_sk w_k, the paper's form for full participation: the plain mean of line 18 over everyone
+  would make all centres equal. A drawn client that does not deliver is left out of the mean.
+- w_k is warm-started from the client's own last model, the first time from one common random model (the paper
+  is silent; so does the released code); `init_from=mixture` starts from sum_s u_ks c_s / sum_s u_ks, where (5)
+  says that w_k* is centred.
+- u_ks is not renormalised after max{., sigma}, so that (4) uses what line 11 says; n_k is 1 for each client
+  under `weights=uniform`. A centre that no sample prefers draws clients by n_k (paper: "treats all equally").
+- Another `aggregation` than the mean takes each centre's drawn clients; where all take part, a client counts
+  for its centre of largest weight (such rules count everyone alike, which would make all centres equal).
+- Under partial participation only the clients of the round are asked for u and can be drawn; one that has no
+  u yet is asked at once, between two estimations too.
+- The term of (4) covers trainable parameters, not BatchNorm's buffers. Centres and models start from the
+  model's own initialisation (paper: Xavier normal); optimizer, batches and epochs are `local.*`.
+- A client that never trained predicts with the centre of largest weight, as do clients never seen, for whom u
+  is estimated then and there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from archipelago.core.randomness import generator
+from archipelago.core.settings import setting
+from archipelago.strategies.aggregation import aggregate
+from archipelago.strategies.base import METHODS, lowest
+from archipelago.strategies.interface import FleetView, Handle
+from archipelago.strategies.mixtures import MixtureModels, Weights
+from archipelago.strategies.parameters import Matrix, Vector, normalised_rows
+from archipelago.strategies.penalties import ProximalToMixture
+from archipelago.strategies.references import Mixture, Models, PerClient, Prediction, Private, Reference
+
+
+@dataclass
+class FedSoftOptions:
+    """`fedsoft.lam=...`"""
+
+    lam: float = setting(0.1, "lambda: pull of a client's model towards the centres, Eq. (4)", at_least=0)
+    tau: int = setting(2, "rounds between two estimations of the importance weights", at_least=1)
+    select: int = setting(
+        60,
+        "K: clients that each centre draws in a round; 0, or no more clients than that: all, weighted by v",
+        at_least=0,
+    )
+    sigma: float = setting(1e-4, "smallest importance weight", above=0, at_most=1)
+    init_from: str = setting(
+        "own",
+        "where local training starts: the client's own last model, or the mixture of the centres",
+        choices=("own", "mixture"),
+    )
+
+
+@METHODS.register("fedsoft", "soft clusters, one proximal local task for all centres (Ruan, Joe-Wong 2022)")
+class FedSoft(MixtureModels):
+    """Estimate u, draw clients by v, train each once on h_k, average each centre's clients."""
+
+    Options = FedSoftOptions
+    private = True
+    state = ("clusters", "mixture", "start")
+    start: Vector
+
+    def setup(self, fleet: FleetView) -> None:
+        super().setup(fleet)
+        self.start = fleet.initial(1, "initial client model")[0]
+
+    def round(self, fleet: FleetView) -> None:
+        u = self.estimate(fleet)  # lines 3-14
+        v = normalised_rows(u.T * self.client_weights(fleet))  # line 15, (6)
+        drawn = self.draw(v)  # line 16
+        trains = drawn.any(axis=0)
+        w = self.train(fleet.select(fleet.ids[trains]), u[trains])  # line 17, (4)
+        self.clusters = self.centres(w, drawn[:, trains], fleet)  # line 18
+        self.report["trained"] = int(trains.sum())
+
+    def estimate(self, fleet: FleetView) -> Weights:
+        """u of this round's clients: counted every tau rounds, and at once for a client that has none."""
+        due = (self.number - 1) % self.options.tau == 0
+        asked = fleet if due else fleet.select(fleet.ids[~self.known(fleet)])
+        if len(asked.ids):
+            self.remember(asked, self.measure(asked))
+        u = self.mixture[fleet.ids]
+        for s in np.flatnonzero((u <= self.options.sigma).all(axis=0)) if due else ():
+            self.events.append(f"Centre {s} is the best one for no sample: it draws clients by their size.")
+        self.record("u")
+        return u
+
+    def measure(self, fleet: FleetView) -> Weights:
+        """Lines 5-12: each client counts which centre fits each of its samples best."""
+        sigma = self.options.sigma
+        found = fleet.map(importance, stage="importance weights", centres=self.clusters, sigma=sigma)
+        return np.array(found)
+
+    def draw(self, v: Weights) -> Weights:
+        """(S, n): how much each client counts for each centre; 1 if it was drawn, v where all take part."""
+        clients, count = v.shape[1], self.options.select
+        if not 0 < count < clients:
+            if count and self.number == 1:
+                self.events.append(
+                    f"fedsoft.select={count} covers all {clients} clients: every one trains, and centres are "
+                    "means weighted by v."
+                )
+            return v
+        drawn = np.zeros_like(v)
+        for s in range(self.K):
+            rng = generator(self.context.seed, "fedsoft selection", slot=f"centre {s}", round=self.number)
+            drawn[s, rng.choice(clients, count, replace=False, p=v[s])] = 1.0
+        return drawn
+
+    def train(self, fleet: FleetView, u: Weights) -> Handle:
+        """One local task: h_k of (4), with the centres held constant."""
+        start: Reference = Private("model", default=self.start)
+        if self.options.init_from == "mixture":
+            start = Mixture(self.clusters, u)
+        pull = ProximalToMixture(self.options.lam, self.clusters, PerClient(u))
+        terms = [pull, *self.penalties(fleet, np.argmax(u, axis=1))]
+        return fleet.train(start=start, penalties=terms, keep="model")
+
+    def centres(self, w: Handle, drawn: Weights, fleet: FleetView) -> Models:
+        """The mean of each centre's clients, or what `aggregation` names; one without clients stays."""
+        if self.rule.name == "mean":
+            return w.combine(drawn, otherwise=self.clusters)
+        assert self.assignment is not None
+        selected, rows, seed = bool(np.isin(drawn, (0, 1)).all()), [], self.context.seed
+        for s in range(self.K):  # a client may feed several centres: one aggregate for each
+            feeds = drawn[s] > 0 if selected else self.assignment[w.ids] == s
+            members, keep = np.where(feeds, 0, -1), Models(self.clusters.values[s : s + 1])
+            made = aggregate(
+                w, members, 1, drawn[s], keep, self.rule, fleet.spec, seed=seed, round=self.number
+            )
+            rows.append(made[0])
+        return Models(np.stack(rows))
+
+    def prediction(self, fleet: FleetView) -> Prediction:
+        return Prediction([Private("model", default=self.clusters[self.labels(fleet)])])
+
+
+def importance(
+    client: Any, state: dict[str, Any], centres: Matrix, sigma: float
+) -> tuple[dict[str, Any], npt.NDArray[np.float64]]:
+    """u_k: the share of samples that each centre fits best (ties: the lowest index), at least sigma."""
+    best = lowest(client.sample_losses(centres))
+    counts = np.bincount(best, minlength=len(centres))
+    return state, np.maximum(counts / client.size, sigma)

@@ -1,0 +1,130 @@
+"""IFCA (HypCluster): K cluster models; each client joins the one with the least loss on its data.
+
+Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020; Mansour et al.,
+"Three Approaches for Personalization with Applications to Federated Learning", 2020; thesis (3.1a), (3.1b).
+
+    H_k   self.clusters[k]     r_i   c (cluster of client i)     L   mean loss on the client's training data
+
+Readings: all K losses are taken on the same, full local training data; ties go to the lowest index; K
+independent initialisations by default (`init` has the paper's remedies against a bad start: one draw plus
+noise, or drawn again until balanced; `share_backbone` is its weight sharing); the average inside a cluster
+is weighted as `weights` says (the paper's MNIST code is uniform, its FEMNIST code weighs by samples); an empty
+cluster keeps its model; a client that has not taken part yet predicts with the cluster of least loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from archipelago.core.errors import UserError
+from archipelago.core.randomness import generator
+from archipelago.core.settings import setting
+from archipelago.strategies.base import METHODS, ClusteredModels, Context, lowest
+from archipelago.strategies.interface import FleetView, Handle
+from archipelago.strategies.references import Indices, Models
+
+REDRAWS = 100
+
+
+@dataclass
+class IFCAOptions:
+    """`ifca.init=...`"""
+
+    init: str = setting(
+        "independent",
+        "first models: independent draws, one draw plus noise, or drawn again until no cluster is too small",
+        choices=("independent", "perturbed", "balanced"),
+    )
+    noise: float = setting(0.1, "init=perturbed: noise, as a share of each tensor's own spread", above=0)
+    balance: float = setting(
+        0.1, "init=balanced: smallest share of clients a cluster must attract", above=0, at_most=1
+    )
+    share_backbone: bool = setting(False, "average everything but the head over all clients")
+
+
+@METHODS.register("ifca", "K cluster models, each client joins the one of least loss (Ghosh et al. 2020)")
+class IFCA(ClusteredModels):
+    """Alternate r_i = argmin_k L(H_k, D_i) and FedAvg inside each cluster."""
+
+    Options = IFCAOptions
+
+    @classmethod
+    def check(cls, options: IFCAOptions, context: Context) -> None:
+        if options.init == "balanced" and options.balance * context.clusters > 1:
+            raise UserError(
+                f"Expected ifca.balance <= 1 / clusters, got {options.balance:g} with clusters={context.clusters}: "
+                f"set ifca.balance={1 / (2 * context.clusters):.2g} or lower."
+            )
+        if options.share_backbone and context.aggregation.name == "matched":
+            raise UserError(
+                "Expected another aggregation than matched with ifca.share_backbone=true: heads that follow their "
+                "own cluster's order of neurons do not fit a common backbone; use aggregation=mean."
+            )
+
+    def setup(self, fleet: FleetView) -> None:
+        super().setup(fleet)
+        if self.options.init == "perturbed":
+            self.clusters = perturbed(fleet, self.K, self.options.noise, self.context.seed)
+        elif self.options.init == "balanced":
+            self.clusters = self.balanced(fleet)
+        if self.options.share_backbone:
+            backbone = fleet.spec.columns("backbone")
+            if not len(backbone):
+                raise UserError(
+                    "Expected a model with a backbone for ifca.share_backbone=true, got one that is all head: "
+                    "choose a model with several layers, as mlp or a CNN."
+                )
+            self.clusters = _with_common(self.clusters, self.clusters[0], backbone)
+
+    def expect(self, fleet: FleetView) -> Indices:
+        if self.frozen:
+            return self.labels(fleet)
+        losses = fleet.losses(self.clusters, on_top_of=self.underlay)
+        c = lowest(losses)  # (3.1a)
+        chosen = losses[np.arange(len(c)), c]
+        known = np.isfinite(chosen)  # the others are dropped
+        if known.any():
+            self.report["clustering_objective"] = float(np.average(chosen[known], weights=fleet.sizes[known]))
+        return c
+
+    def update(self, fleet: FleetView, theta: Handle, c: Indices) -> None:
+        super().update(fleet, theta, c)  # (3.1b)
+        if self.options.share_backbone:
+            everyone = self.average(theta, fleet, otherwise=self.clusters[0])
+            self.clusters = _with_common(self.clusters, everyone, fleet.spec.columns("backbone"))
+
+    def balanced(self, fleet: FleetView) -> Models:
+        """Draw K models until each attracts a share of the clients (the paper's CIFAR experiments)."""
+        for draw in range(REDRAWS):
+            models = fleet.initial(self.K, f"initial model, draw {draw}")
+            sizes = np.bincount(lowest(fleet.losses(models)), minlength=self.K)
+            if sizes.min() >= self.options.balance * len(fleet.ids):
+                return models
+        self.events.append(
+            f"No draw of {REDRAWS} gave every cluster {self.options.balance:.0%} of the clients (ifca.balance): "
+            "the last one is used."
+        )
+        return models
+
+
+def perturbed(fleet: FleetView, count: int, noise: float, seed: int) -> Models:
+    """One initial model, `count` times, each with its own noise on the trainable parameters."""
+    base = fleet.initial(1)[0]
+    values = np.repeat(base[None], count, axis=0)
+    for k in range(count):
+        rng = generator(seed, "perturbed initial model", client=k)
+        for entry in fleet.spec.entries:
+            if entry.kind == "parameter":
+                spread = noise * float(np.std(base[entry.start : entry.stop]))
+                values[k, entry.start : entry.stop] += np.float32(spread) * rng.standard_normal(
+                    entry.stop - entry.start, np.float32
+                )
+    return Models(values)
+
+
+def _with_common(models: Models, common: np.ndarray, columns: Indices) -> Models:
+    values = models.values.copy()
+    values[:, columns] = common[columns]
+    return Models(values)

@@ -1,0 +1,129 @@
+"""What a strategy may ask of the clients: the fleet, seen from an algorithm.
+
+The fleets themselves (in one process, or on Ray actors) are in `actors/`; a strategy knows only this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from archipelago.strategies.parameters import Matrix, ModelSpec, Vector, Weights
+from archipelago.strategies.penalties import Penalty
+from archipelago.strategies.references import Indices, Models, Prediction, Reference, SampleWeights
+
+
+class Handle(Protocol):
+    """Models that clients made and that stayed where they were made, one for each of `ids`."""
+
+    @property
+    def ids(self) -> Indices:
+        """The clients, ascending."""
+
+    @property
+    def arrived(self) -> npt.NDArray[np.bool_]:
+        """Which of `ids` delivered a finite model; the others weigh nothing."""
+
+    @property
+    def objective(self) -> npt.NDArray[np.float64]:
+        """Each client's mean local objective over its steps."""
+
+    def combine(self, weights: npt.ArrayLike, otherwise: Models | None = None) -> Models:
+        """The (K, n) weighted sums, rows normalised; a row that weighs nothing keeps `otherwise`."""
+
+    def average(
+        self,
+        by: Indices | None = None,
+        weights: npt.ArrayLike = 1.0,
+        clusters: int | None = None,
+        otherwise: Models | Vector | None = None,
+    ) -> Any:
+        """The weighted mean of all (a vector), or of each cluster `by` (a `Models`)."""
+
+    def features(self, part: str) -> Matrix:
+        """The (n, d) columns of a part of each model ("head", "classifier", ...)."""
+
+    def gather(self, columns: npt.ArrayLike | None = None) -> Matrix:
+        """All models' columns in id order: for methods that cannot work with sums."""
+
+    def chunks(self, memory: float = 256e6) -> Iterator[tuple[Indices, Matrix]]:
+        """(columns, (n, columns) array) pieces of all models, none larger than `memory` bytes."""
+
+    def distances(self, to: Reference) -> npt.NDArray[np.float64]:
+        """Euclidean distance of each client's model to its reference."""
+
+
+class FleetView(Protocol):
+    """The clients of a round, or any other selection of clients."""
+
+    @property
+    def ids(self) -> Indices:
+        """The clients of this view, ascending client ids."""
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Their numbers of training samples."""
+
+    @property
+    def everyone(self) -> FleetView:
+        """The view of all clients of the federation that may train."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The layout of a model value."""
+
+    def select(self, ids: npt.ArrayLike) -> FleetView:
+        """The view of some clients."""
+
+    def named(self, prefix: str) -> FleetView:
+        """The same clients for another method, which shares no slot, private model or draw with this one."""
+
+    def initial(self, count: int, purpose: str = "initial model") -> Models:
+        """`count` independently initialised models."""
+
+    def train(
+        self,
+        start: Reference,
+        *,
+        on_top_of: Reference | Sequence[Reference] | None = None,
+        penalties: Sequence[Penalty] = (),
+        sample_weights: SampleWeights | None = None,
+        scale: npt.NDArray[np.float64] | None = None,
+        slot: str = "main",
+        keep: str | None = None,
+        fresh: bool = False,
+        held: int = 0,
+    ) -> Handle:
+        """Local training of every client of this view.
+
+        `keep` stores the result as a private model; `fresh` uses a new optimizer and forgets it. The first `held`
+        of `on_top_of` are with the clients from earlier rounds: what the round costs does not count them as sent.
+
+        The objective is mean(weight * loss(scale * (own + underlying outputs))) plus the penalties.
+        """
+
+    def forget(self, name: str) -> None:
+        """Drop a private model that nobody needs any more, with the commit of this round."""
+
+    def losses(
+        self, models: Models, *, on_top_of: Reference | Sequence[Reference] | None = None
+    ) -> npt.NDArray[np.float64]:
+        """(n, K): each client's mean training loss under each model, on the same data for all K."""
+
+    def gradients(self, at: Reference, *, on_top_of: Reference | Sequence[Reference] | None = None) -> Handle:
+        """Full-batch gradients of each client's mean training loss with respect to `at`."""
+
+    def evaluate(self, prediction: Prediction, split: str = "test") -> dict[str, npt.NDArray[Any]]:
+        """Per-client metrics, one column each."""
+
+    def map(self, function: Callable[..., Any], *, stage: str, **inputs: Reference | Any) -> list[Any]:
+        """Run a pure client function `(client, state, **inputs) -> (state, result)` on every client.
+
+        The state it returns is the client's new state: what is not in it is forgotten.
+        """
+
+
+__all__ = ["FleetView", "Handle", "Weights"]

@@ -1,0 +1,40 @@
+"""Local (NonFed): every client trains alone; nothing is ever averaged.
+
+FeSEM's first baseline (Long, Xie et al.). All clients start from one common random model and take as many
+local steps in total as a federated run does, so that the comparison is fair.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from archipelago.strategies.base import METHODS, Strategy
+from archipelago.strategies.interface import FleetView
+from archipelago.strategies.parameters import Vector
+from archipelago.strategies.references import Prediction, Private
+
+
+@METHODS.register("local", "every client alone, no federation (NonFed)")
+class Local(Strategy):
+    """theta_i is private to client i."""
+
+    private = True
+    state = ("start",)
+    start: Vector
+
+    def setup(self, fleet: FleetView) -> None:
+        self.start = fleet.initial(1)[0]
+
+    def own(self) -> Private:
+        """Each client's own model, the common start until it has trained."""
+        return Private("model", default=self.start)
+
+    def round(self, fleet: FleetView) -> None:
+        fleet.train(start=self.own(), penalties=self.penalties(fleet), keep="model")
+
+    def prediction(self, fleet: FleetView) -> Prediction:
+        return Prediction([self.own()])
+
+    def models(self) -> dict[str, npt.NDArray[np.float32]]:
+        return {"start": self.start}

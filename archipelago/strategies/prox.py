@@ -1,0 +1,77 @@
+"""prox and few_shots: two small add-ons that any method they fit can take.
+
+`prox` adds (mu / 2) ||theta - start||^2 to the local objective, start being the model the client received: the
+global one, or its cluster's (FedProx's term, Li et al. 2020, inside clusters). `few_shots` clusters in the first
+`few_shots.rounds` rounds only and holds the assignment still afterwards (thesis, Algorithms 2 to 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from archipelago.core.settings import setting
+from archipelago.strategies.base import ADDONS, UNASSIGNED, Addon, ClusteredModels, SingleModel, Strategy
+from archipelago.strategies.interface import FleetView
+from archipelago.strategies.penalties import Penalty, Proximal
+from archipelago.strategies.references import Indices
+
+
+@dataclass
+class ProxOptions:
+    """`prox.mu=...`"""
+
+    mu: float = setting(0.95, "strength of the pull towards the model a client received", at_least=0)
+
+
+@ADDONS.register("prox", "a proximal term towards the model a client received (Li et al. 2020)")
+class Prox(Addon):
+    """(mu / 2) ||theta - start||^2."""
+
+    Options = ProxOptions
+
+    @classmethod
+    def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
+        if base.__name__ == "FedSGD":
+            return "its clients take no local steps; use fedavg+prox."
+        if base.__name__ == "FedProx":
+            return "fedprox has this term already; set fedprox.mu instead."
+        if not issubclass(base, ClusteredModels | SingleModel):
+            return "its clients do not start a round from one model of the server; use fedavg, ifca, fesem or wecfl."
+        return None
+
+    def penalties(self, base: Any, fleet: FleetView, c: Indices | None) -> list[Penalty]:
+        return [Proximal(self.options.mu, base.model if c is None else base.clusters[c])]
+
+
+@dataclass
+class FewShotsOptions:
+    """`few_shots.rounds=...`"""
+
+    rounds: int = setting(10, "rounds after which the assignment is held still", at_least=1)
+
+
+@ADDONS.register("few_shots", "cluster in the first rounds only, then hold the assignment (thesis ch. 4-6)")
+class FewShots(Addon):
+    """Clustering frozen after n rounds."""
+
+    Options = FewShotsOptions
+    state = ("clustered",)
+    clustered = (
+        0  # rounds that ended with an assignment (of a warm-up of CAM's at most the last, where it assigns)
+    )
+
+    @classmethod
+    def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
+        if not issubclass(base, ClusteredModels):
+            return "it holds an assignment to clusters still, which this base does not have."
+        if base.__name__ in ("Oracle", "RandomClusters"):
+            return "its clusters never change anyway."
+        return None
+
+    def freezes(self, base: Any) -> bool:
+        return self.clustered >= self.options.rounds
+
+    def after_round(self, base: Any, fleet: FleetView) -> None:
+        self.clustered += bool((base.assignment != UNASSIGNED).any())

@@ -1,0 +1,1 @@
+"""Many experiments at once on Ray Tune: trials, samplers, schedulers, dry runs."""

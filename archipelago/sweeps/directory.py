@@ -1,0 +1,148 @@
+"""The directory of a sweep: `sweep.yaml`, `trials.csv` and one run directory for each trial under `runs/`."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from archipelago.core.errors import UserError
+from archipelago.runs.directory import FolderLock
+from archipelago.runs.storage import is_address, join, read_text, remove_file, write_text
+from archipelago.sweeps.config import Sweep, Trial, sweep_from
+
+WAITING, RUNNING, FINISHED, STOPPED, FAILED = "waiting", "running", "finished", "stopped", "failed"
+OVER = (FINISHED, STOPPED, FAILED)
+
+
+@dataclass
+class Row:
+    """One line of `trials.csv`."""
+
+    trial: str
+    group: str
+    seed: int
+    status: str = WAITING
+    reason: str = ""
+    run: str = ""
+
+
+def is_sweep(address: str | Path) -> bool:
+    """Whether a sweep lives there."""
+    return read_text(join(str(address), "sweep.yaml")) is not None
+
+
+def sweep_address(sweep: Sweep) -> str:
+    """Where a new sweep goes: `storage/name`, with a made-up name if none was given."""
+    name = sweep.base.name or f"sweep-{sweep.base.data.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return absolute(join(sweep.base.storage, name))
+
+
+def absolute(address: str) -> str:
+    """The same place, however a process on another node would look for it."""
+    return address if is_address(address) else str(Path(address).expanduser().resolve())
+
+
+def read_rows(address: str | Path) -> list[Row]:
+    """The lines of `trials.csv`."""
+    text = read_text(join(str(address), "trials.csv"))
+    if text is None:
+        raise UserError(f"There is no sweep {address}: expected sweep.yaml and trials.csv in it.")
+    names = [field.name for field in fields(Row)]
+    rows = csv.DictReader(io.StringIO(text))
+    return [Row(**{**{name: row[name] for name in names}, "seed": int(row["seed"])}) for row in rows]  # type: ignore[arg-type]  # all others are text
+
+
+class SweepDirectory:
+    """A sweep's directory that this process writes; `create` and `open` lock it where it is a folder."""
+
+    def __init__(self, address: str, sweep: Sweep, rows: list[Row]) -> None:
+        """For `create` and `open` only."""
+        self.address, self.sweep = address, sweep
+        self.rows = {row.trial: row for row in rows}
+        self._lock = None if is_address(address) else FolderLock(Path(address), Path(address))
+
+    @classmethod
+    def create(cls, address: str, sweep: Sweep) -> SweepDirectory:
+        """A new sweep; anything that already lives under that name is a `UserError`."""
+        if is_sweep(address):
+            raise UserError(
+                f"Sweep {address} exists already; go on with it by `python -m platform.launch resume {address}`, or "
+                "choose another name with name=..."
+            )
+        if not is_address(address):
+            path = Path(address)
+            # A kill in the middle of this leaves these two, which nobody misses.
+            begun = {"trials.csv", ".lock"}
+            if path.exists() and (not path.is_dir() or {each.name for each in path.iterdir()} - begun):
+                raise UserError(
+                    f"{address} is taken by something that is no sweep; choose another with name=..."
+                )
+            path.mkdir(parents=True, exist_ok=True)
+        from omegaconf import OmegaConf
+
+        made = cls(address, sweep, [])
+        made.add(sweep.trials(), write=False)
+        made.write()
+        write_text(join(address, "sweep.yaml"), OmegaConf.to_yaml(OmegaConf.create(sweep.document)))
+        return made
+
+    @classmethod
+    def open(cls, address: str) -> SweepDirectory:
+        """A sweep that was begun before."""
+        import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
+
+        text = read_text(join(address, "sweep.yaml"))
+        if text is None:
+            raise UserError(f"There is no sweep {address}: expected sweep.yaml in it.")
+        content: Any = yaml.safe_load(text)
+        if not isinstance(content, dict) or not isinstance(content.get("sweep"), dict):
+            raise UserError(f"{join(address, 'sweep.yaml')} is damaged: expected settings and sweep in it.")
+        return cls(address, sweep_from(content, "sweep.yaml"), read_rows(address))
+
+    def add(self, trials: list[Trial], *, write: bool = True) -> None:
+        """Trials that were not known before."""
+        for trial in trials:
+            self.rows.setdefault(trial.name, Row(trial.name, trial.group, trial.seed))
+        if write:
+            self.write()
+
+    def set(self, trial: str, status: str, reason: str = "") -> None:
+        """A trial's status, on disk at once."""
+        row = self.rows[trial]
+        run = row.run if status == WAITING else f"runs/{trial}"
+        if (row.status, row.reason, row.run) != (status, reason, run):
+            row.status, row.reason, row.run = status, reason, run
+            self.write()
+
+    def run_address(self, trial: str) -> str:
+        """Where a trial's run directory is."""
+        return join(self.address, "runs", trial)
+
+    def write(self) -> None:
+        """`trials.csv`, whole."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in self.rows.values())
+        write_text(join(self.address, "trials.csv"), text.getvalue())
+
+    def discard(self) -> None:
+        """Remove a sweep of which no trial has begun, so that its name is free again."""
+        self.close()
+        if any(row.run for row in self.rows.values()):
+            return
+        for name in ("sweep.yaml", "trials.csv", ".lock"):
+            remove_file(join(self.address, name))
+        if not is_address(self.address):
+            with contextlib.suppress(OSError):  # something else is in it
+                Path(self.address).rmdir()
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock is not None:
+            self._lock.release()

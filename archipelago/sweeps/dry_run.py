@@ -1,0 +1,232 @@
+"""`--dry-run`: which trials a sweep would run, on what, and for about how long."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from actors.cluster import cluster_address, connected
+from actors.node_data import shared_federation
+from actors.placement import capacity
+from actors.session import InProcessSession
+from archipelago.core.settings import ExperimentSettings
+from archipelago.experiments.config import gpu_count
+from archipelago.experiments.plan import make_plan
+from archipelago.experiments.progress import duration
+from archipelago.sweeps.config import Sweep
+from archipelago.sweeps.directory import sweep_address
+from archipelago.sweeps.runner import Room, live_nodes, room_for
+from archipelago.sweeps.shared_prefix import fork_round, twins
+
+CALIBRATED = 20  # combinations that are tried; the others are taken for their mean
+SAMPLED = 4  # clients of a miniature
+MINIATURE = 10  # rounds of a miniature
+BUDGET = 60.0  # seconds that trying may take
+START = 6.0  # seconds until the first round of the first trials: imports, and nothing else
+
+Rows = list[tuple[str, ...]]
+
+
+def describe(sweep: Sweep) -> Iterable[tuple[str, Rows]]:
+    """Titles and rows to print."""
+    nodes = _nodes(sweep)
+    seeds = f"{len(sweep.seeds)} seed{'' if len(sweep.seeds) == 1 else 's'}"
+    points = f" x {sweep.settings.samples} points" if sweep.settings.sampler != "grid" else ""
+    title = (
+        f"{sweep.planned} trials: {len(sweep.combinations)} combinations{points} x {seeds} ({sweep.seeds})"
+    )
+    rooms = {
+        label: room_for(config, sweep.settings.fleet, sweep.planned, nodes)
+        for label, config in sweep.combinations.items()
+    }
+    yield (
+        title,
+        [
+            (
+                label,
+                f"{config.rounds} rounds, {config.clients} clients on {config.data.name}",
+                _where(rooms[label]),
+            )
+            for label, config in sweep.combinations.items()
+        ],
+    )
+    yield "Resources", _resources(sweep, nodes, rooms)
+    yield "Time", _time(sweep, nodes, rooms)
+
+
+def _nodes(sweep: Sweep) -> Sequence[Mapping[str, float]]:
+    """The nodes of the cluster that the sweep would join, or this machine."""
+    fleet = sweep.base.fleet
+    if cluster_address(fleet) in (None, "local") or fleet.backend == "in_process":
+        return [{"CPU": float(os.cpu_count() or 1), "GPU": float(gpu_count())}]
+    with connected(fleet):
+        return live_nodes()
+
+
+def _where(room: Room) -> str:
+    share = " and ".join(f"{amount:g} {name}" for name, amount in room.bundles[-1].items())
+    if not room.actors:
+        return f"clients in the trial's own process, {share}"
+    return f"{room.actors} client actor{'' if room.actors == 1 else 's'} of {share} each"
+
+
+def _resources(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str, Room]) -> Rows:
+    settings = sweep.settings
+    cpus, gpus = (sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU"))
+    rows: Rows = [
+        ("cluster", f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}, {cpus:g} CPUs, {gpus:g} GPUs"),
+        ("trials at a time", f"{_at_a_time(sweep, nodes, rooms)}"),
+        ("results", sweep_address(sweep)),
+    ]
+    if sweep.tunes or sweep.space:
+        rows.append(
+            (
+                "tuned by",
+                f"{sweep.mode} of {settings.metric} ({settings.sampler}, scheduler {settings.scheduler})",
+            )
+        )
+    return rows
+
+
+def _at_a_time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str, Room]) -> int:
+    if sweep.base.fleet.backend == "in_process":
+        return 1
+    slots = max(capacity(nodes, sweep.base.fleet), 1)
+    most = max(1, min(slots // max(room.actors, 1) for room in rooms.values()))
+    return min(most, sweep.planned, sweep.settings.concurrent or most)
+
+
+def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str, Room]) -> Rows:
+    """From miniatures of some combinations, run here."""
+    began = time.monotonic()
+    measured: dict[str, float] = {}
+    tried = 0
+    step = max(1, len(sweep.combinations) // CALIBRATED)
+    for label in list(sweep.combinations)[::step]:
+        left = BUDGET - (time.monotonic() - began)
+        if left <= 0:
+            break
+        tried += 1
+        found = seconds_per_round(sweep.combinations[label], left)
+        if found is not None:
+            measured[label] = found
+    if not measured:
+        return [
+            ("calibrated", f"0 of {len(sweep.combinations)} combinations: {tried} tried, and stopped"),
+            (
+                "one round",
+                f"more than {duration(BUDGET / MINIATURE)} for {SAMPLED} clients on this machine's CPU",
+            ),
+        ]
+    mean = sum(measured.values()) / len(measured)
+    pairs = {} if sweep.tunes else twins(sweep.trials())
+    begun = {trial.combination for trial in sweep.trials() if trial.name in pairs}
+    per_trial = {
+        label: measured.get(label, mean)
+        * (config.rounds - fork_round(config) * (label in begun))
+        / max(rooms[label].actors, 1)
+        for label, config in sweep.combinations.items()
+    }
+    each = sum(per_trial.values()) / len(per_trial)
+    whole = START + each * sweep.planned / _at_a_time(sweep, nodes, rooms)
+    scheduled = (
+        " at most: the scheduler stops some early" if sweep.settings.scheduler in ("asha", "median") else ""
+    )
+    stopped = "" if tried == len(measured) else f"; {tried - len(measured)} took too long and was stopped"
+    return [
+        (
+            "calibrated",
+            f"{len(measured)} of {len(sweep.combinations)} combinations, {MINIATURE} rounds of {SAMPLED} clients "
+            f"each{stopped}",
+        ),
+        (
+            "seconds per round",
+            f"{min(measured.values()):.2g} to {max(measured.values()):.2g} on this machine's CPU",
+        ),
+        ("one trial", f"about {duration(each)}"),
+        ("the sweep", f"about {duration(whole)}{scheduled}"),
+    ]
+
+
+def seconds_per_round(
+    config: ExperimentSettings, limit: float = BUDGET, clock: Callable[[], float] = time.perf_counter
+) -> float | None:
+    """How long a round takes in this process, without a GPU, its share of an evaluation included.
+
+    A miniature of the whole run, so that a warm-up or a level has its share: a few of the clients, ten rounds of which
+    the first does not count, every second one evaluated. None after `limit` seconds.
+    """
+    with contextlib.suppress(_TooLong), _at_most(limit):
+        federation, _ = shared_federation(config)
+        kept = np.unique(np.linspace(0, config.clients - 1, min(SAMPLED, config.clients)).astype(np.int64))
+        tried = _miniature(config, len(kept))
+        session = InProcessSession(make_plan(tried, federation.only(kept)))
+        try:
+            session.run_round(1)
+            seconds: list[float] = []
+            took_part: list[Any] = []
+            for number in range(2, MINIATURE + 1):
+                began = clock()
+                took_part.append(session.run_round(number).metrics["participants"])
+                seconds.append(clock() - began)
+        finally:
+            session.close()
+        # Even rounds are evaluated: each against the plain one after it. The first round is taken for its second.
+        extra = max(float(np.mean([seconds[i] - seconds[i + 1] for i in range(0, MINIATURE - 2, 2)])), 0.0)
+        plain = [each - extra * (i % 2 == 0) for i, each in enumerate(seconds)]
+        everyone = config.clients * (1.0 - config.holdout_clients)
+        share = max(1.0, everyone * config.participation.fraction) / max(float(np.mean(took_part)), 1.0)
+        mean = float(np.mean([plain[0], *plain])) * share
+        return mean + extra * config.clients / len(kept) / config.evaluation.every  # it asks every client
+    return None
+
+
+def _miniature(config: ExperimentSettings, clients: int) -> ExperimentSettings:
+    fleet = dataclasses.replace(
+        config.fleet, backend="in_process", actors=None, clients_per_actor=None, gpus=0.0
+    )
+    evaluation = dataclasses.replace(config.evaluation, every=2)
+    # Fine-tuning belongs to the last evaluations: of ten rounds they would be a third.
+    method = config.method.removesuffix("+finetune")
+    return dataclasses.replace(
+        config,
+        method=method,
+        fleet=fleet,
+        evaluation=evaluation,
+        rounds=MINIATURE,
+        clients=clients,
+        holdout_clients=0.0,
+    )
+
+
+class _TooLong(BaseException):
+    """What a calibration ends with that is not ready in time; no client's own failure."""
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise `_TooLong` inside after that time; only a program's main thread can be interrupted so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise _TooLong
+
+    before, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
+    others, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if others:  # somebody else waits for this signal, too
+            signal.setitimer(signal.ITIMER_REAL, max(others - (time.monotonic() - began), 0.001))

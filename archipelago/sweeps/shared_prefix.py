@@ -1,0 +1,105 @@
+"""Trials that train what another trial trains, and need not do so twice.
+
+`fesem+cam+finetune` differs from `fesem+cam` in nothing before the first evaluation that fine-tunes (thesis 7.4.4:
+the base never sees the fine-tuned models). A sweep that has both, with the same settings and seed, runs the plain
+one first; the fine-tuned one takes over its rounds up to the fork, and goes on from there as a resumed run does.
+Whether it could, or had to train by itself, its figures, tables and models are the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from archipelago.core.errors import UserError
+from archipelago.core.settings import ExperimentSettings
+from archipelago.runs.checkpoints import CheckpointWriter, checkpoints, load
+from archipelago.runs.directory import RunDirectory, is_run, read_status
+from archipelago.runs.environment import environment_differences
+from archipelago.runs.storage import is_address, name_of, reading
+from archipelago.strategies.finetune import first_tuned_round
+from archipelago.sweeps.config import Sweep, Trial
+
+_ENDING = "+finetune"
+
+
+def twins(trials: Iterable[Trial]) -> dict[str, str]:
+    """For the name of each fine-tuned trial, the name of the one that trains the same; where there is one."""
+    by_training: dict[str, str] = {}
+    tuned: list[tuple[str, str]] = []
+    for trial in trials:
+        config = trial.config
+        if (
+            config.choose_clusters or config.ensemble or not fork_round(config)
+        ):  # each for itself, or nothing to share
+            continue
+        method = trial.config.method
+        training = repr(dataclasses.replace(trial.config, method=method.removesuffix(_ENDING), name=None))
+        if method.endswith(_ENDING):
+            tuned.append((trial.name, training))
+        else:
+            by_training[training] = trial.name
+    return {name: by_training[training] for name, training in tuned if training in by_training}
+
+
+def in_order(trials: list[Trial], pairs: Mapping[str, str]) -> list[Trial]:
+    """The trials, each fine-tuned one right behind the one whose rounds it takes over."""
+    place = {trial.name: number for number, trial in enumerate(trials)}
+    return sorted(trials, key=lambda trial: (place[pairs.get(trial.name, trial.name)], trial.name in pairs))
+
+
+def fork_round(config: ExperimentSettings) -> int:
+    """The last round after which a run and its fine-tuned twin have the same files."""
+    return first_tuned_round(config.rounds, config.evaluation.every, config.evaluation.last) - 1
+
+
+def shared_rounds(sweep: Sweep) -> dict[str, float]:
+    """For each trial that takes rounds over, which part of its rounds they are."""
+    if sweep.tunes:
+        return {}
+    trials = sweep.trials()
+    pairs = twins(trials)
+    return {t.name: fork_round(t.config) / t.config.rounds for t in trials if t.name in pairs}
+
+
+def take_rounds(run: RunDirectory, config: ExperimentSettings, twin: str) -> bool:
+    """Begin a run with its twin's rounds up to the fork, as far as there is a checkpoint of a finished twin.
+
+    The checkpoint is written last: a kill before that leaves a run that begins with its first round.
+    """
+    if not is_address(twin) and not is_run(Path(twin)):
+        return False
+    with contextlib.ExitStack() as stack:
+        try:
+            path = stack.enter_context(reading(twin))
+            finished = read_status(path).state == "finished"
+        except (UserError, OSError):  # nothing there, or out of reach
+            return False
+        return finished and _take(run, path, fork_round(config), name_of(twin))
+
+
+def _take(run: RunDirectory, twin: Path, fork: int, name: str) -> bool:
+    for done, folder in reversed(checkpoints(twin)):
+        if done > fork:
+            continue
+        try:
+            parts = load(folder)
+            theirs, ours = (json.loads((each / "environment.json").read_text()) for each in (twin, run.path))
+            run.adopt(twin, done)
+        except (UserError, ValueError, FileNotFoundError):  # damaged: an older checkpoint may be whole
+            continue
+        run.note(done, f"Rounds 1 to {done} are those of {name}, which trains the same until then.")
+        for difference in environment_differences(theirs, ours):
+            run.note(done, difference)
+        parts["server"]["addons"].append({})  # fine-tuning comes last, and keeps nothing
+        writer = CheckpointWriter(run, every=1, keep=1)
+        try:
+            writer.submit(done, parts)
+            writer.close()
+        finally:
+            writer.abandon()
+        return True
+    return False

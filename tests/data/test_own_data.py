@@ -1,0 +1,185 @@
+"""A user's own arrays and LightningDataModules."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from archipelago.core.errors import UserError
+from archipelago.core.settings import DataSettings
+from archipelago.data import DATASETS, Dataset, load_dataset, use_arrays
+from archipelago.data.catalogue import listing
+from tests.support import data_files
+
+X, Y = data_files.pixels(20, 6, 6, 3), np.arange(20) % 2
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    DATASETS.remove("mine")
+
+
+class TestArrays:
+    def test_two_pairs(self) -> None:
+        use_arrays("mine", (X, Y), (X[:4], Y[:4]))
+        data = load_dataset(DataSettings(name="mine"), seed=0)
+        assert data.x_train.shape == (20, 3, 6, 6) and data.y_test.tolist() == [0, 1, 0, 1]
+        use_arrays("mine", (X[:6], Y[:6]), (X[:4], Y[:4]))  # again: replaces
+        assert len(load_dataset(DataSettings(name="mine"), seed=0).x_train) == 6
+
+    def test_one_pair_is_split_by_class_or_by_owner(self) -> None:
+        use_arrays("mine", (X, Y))
+        data = load_dataset(DataSettings(name="mine", test_fraction=0.2), seed=0)
+        assert np.bincount(data.y_test).tolist() == [2, 2]
+        owners = np.repeat(["ann", "bob"], [15, 5])
+        use_arrays("mine", (X, Y), owners=owners)
+        data = load_dataset(DataSettings(name="mine", test_fraction=0.2), seed=0)
+        assert np.bincount(data.owners_train).tolist() == [12, 4] and np.bincount(
+            data.owners_test
+        ).tolist() == [3, 1]
+
+    def test_owners_of_both_parts_share_their_numbers(self) -> None:
+        use_arrays("mine", (X[:3], Y[:3]), (X[:2], Y[:2]), owners=(["b", "a", "b"], ["c", "a"]))
+        data = load_dataset(DataSettings(name="mine"), seed=0)
+        assert data.owners_train.tolist() == [1, 0, 1] and data.owners_test.tolist() == [2, 0]
+
+    def test_owners_may_be_any_numbers_and_labels_a_column(self) -> None:
+        use_arrays("mine", (X, Y[:, None]), owners=np.repeat([0.5, 1.5], 10))
+        data = load_dataset(DataSettings(name="mine", test_fraction=0.2), seed=0)
+        assert np.bincount(data.owners_train).tolist() == [8, 8]
+        use_arrays("mine", (X, Y[:, None]))
+        data = load_dataset(DataSettings(name="mine", test_fraction=0.2), seed=0)
+        assert np.bincount(data.y_test).tolist() == [2, 2]  # by class
+        use_arrays("mine", (X, Y + 0.5), owners=np.repeat([0, 1], 10))
+        data = load_dataset(DataSettings(name="mine", test_fraction=0.2), seed=0)
+        assert data.classes is None and np.bincount(data.owners_test).tolist() == [2, 2]
+
+    @pytest.mark.parametrize(
+        ("name", "arguments", "owners", "sentence"),
+        [
+            ("digits", [(X, Y)], None, "got 'digits': it is a data set already"),
+            ("my/own", [(X, Y)], None, "name of letters, digits"),
+            ("mine", [X], None, r"a pair \(x, y\) to train on, got ndarray"),
+            ("mine", [(X, Y), X], None, r"a pair \(x, y\) to test on"),
+            ("mine", [(X, Y[:5])], None, r"one label for each of 20 samples, got int64 of shape \(5,\)"),
+            ("mine", [(X, Y.astype(str))], None, "must be numbers, but some are of type <U"),
+            ("mine", [(X, Y)], Y[:8], r"an owner for each sample, as an array of 20, got int64 of shape \(8,\)"),
+            ("mine", [(X, Y)], np.arange(30), r"of 20, got int64 of shape \(30,\)"),
+            ("mine", [(X, Y)], (Y, Y), r"of 20, got int64 of shape \(2, 20\)"),
+            ("mine", [(X, Y), (X[:4], Y[:4])], Y, r"a pair of arrays, one of 20 and one of 4, got int64 of shape"),
+            ("mine", [(X, Y), (X[:4], Y[:4])], (Y, Y), r"one of 4, got .*\(20,\) and .*\(20,\)"),
+        ],
+    )  # fmt: skip
+    def test_mistakes(self, name: str, arguments: list[Any], owners: Any, sentence: str) -> None:
+        with pytest.raises(UserError, match=sentence):
+            use_arrays(name, *arguments, owners=owners)
+
+    def test_other_processes_find_them_by_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ARCHIPELAGO_CACHE", str(tmp_path))
+        owners = np.repeat(["ann", "bob"], [15, 5])
+        for given in ({}, {"test": (X[:4], Y[:4])}, {"owners": owners}):
+            use_arrays("mine", (X, Y), **given)
+            here = load_dataset(DataSettings(name="mine"), seed=0)
+            DATASETS.remove("mine")  # as in a process that was never told
+            there = load_dataset(DataSettings(name="mine"), seed=0)
+            for field in ("x_train", "y_train", "x_test", "y_test", "owners_train", "owners_test"):
+                one, other = getattr(here, field), getattr(there, field)
+                assert (one is None) == (other is None) and (one is None or (one == other).all())
+        DATASETS.remove("mine")
+        assert "mine" in [row[0] for row in listing(DataSettings(root=str(tmp_path)))]
+        (kept,) = (tmp_path / "arrays").iterdir()
+        kept.write_bytes(kept.read_bytes()[:99])
+        with pytest.raises(UserError, match=r"'mine' cannot be read from .*give them again with use_arrays"):
+            load_dataset(DataSettings(name="mine"), seed=0)
+        use_arrays("mine", (X, Y))  # mends it
+        DATASETS.remove("mine")
+        assert len(load_dataset(DataSettings(name="mine"), seed=0).x_train) == 16
+
+    def test_arrays_of_a_process_that_lives_are_not_replaced(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("ARCHIPELAGO_CACHE", str(tmp_path))
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr("os.getpid", lambda: os.getppid())
+            use_arrays("mine", (X, Y))
+        use_arrays("mine", (X, Y))  # the same ones: nothing to be lost
+        with pytest.raises(
+            UserError, match=f"Process {os.getppid()} uses other arrays under the name 'mine'"
+        ):
+            use_arrays("mine", (X[::-1], Y))
+        monkeypatch.setattr("psutil.Process.create_time", lambda process: 0.0)  # another one with its number
+        use_arrays("mine", (X[::-1], Y))
+
+    def test_a_folder_that_cannot_be_written_is_done_without(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("ARCHIPELAGO_CACHE", str(tmp_path / "file"))
+        use_arrays("mine", (X, Y))
+        assert len(load_dataset(DataSettings(name="mine"), seed=0).x_train) == 16
+
+    def test_an_experiment_on_arrays(self, tmp_path: Path) -> None:
+        import archipelago
+        from archipelago.experiments.config import load_config
+        from archipelago.experiments.runner import run_experiment
+
+        use_arrays("mine", (X, Y))
+        config = load_config(None, [
+            "method=fedavg", "data=mine", "clients=2", "rounds=1", "model=linear", "fleet.backend=in_process",
+            f"storage={tmp_path}", "local.steps=1",
+        ])  # fmt: skip
+        assert archipelago.open_run(run_experiment(config, quiet=True)).status.state == "finished"
+
+
+class TestDataModule:
+    def load(self, name: str, **more: object) -> Dataset:
+        target = f"tests.support.datamodules.{name}"
+        return load_dataset(DataSettings(name="datamodule", target=target, **more), seed=3)
+
+    def test_every_sample_once_in_order(self) -> None:
+        data = self.load("Pixels")
+        assert data.name == "Pixels" and data.classes == 2
+        assert (data.x_train[:, 0] == np.arange(12)[:, None, None]).all() and data.x_train.dtype == np.float32
+        assert data.y_train.tolist() == [0, 1] * 6 and len(data.x_test) == 4
+        assert (data.mean, data.std) == ((0.0,), (1.0,))  # numbers that are ready to use
+
+    def test_owners_validation_and_root(self) -> None:
+        data = self.load("Owned", root="somewhere")
+        assert data.owners_train.tolist() == [0, 0, 1, 1] and data.owners_test.tolist() == [1, 2]
+        assert data.x_train.dtype == np.uint8 and (data.mean, data.std) == ((0.5,), (0.5,))
+
+    def test_the_root_is_a_path(self) -> None:
+        assert len(self.load("Owned", root="~/data").x_train) == 4
+
+    def test_what_it_draws_comes_from_the_seed(self) -> None:
+        torch.manual_seed(1)
+        first = self.load("Drawn")
+        torch.manual_seed(2)
+        assert (first.x_train == self.load("Drawn").x_train).all()
+
+    @pytest.mark.parametrize(
+        ("name", "sentence"),
+        [
+            ("Nothing", "to have train_dataloader, got neither"),
+            ("Streamed", "over a data set with a length"),
+            ("Ragged", "samples must have one shape"),
+            ("Single", r"Expected samples \(x, y\) or \(x, y, owner\)"),
+            ("NoModule", "which is not one"),
+            ("Needy", r"datamodules\.Needy needs side to be made, but is given root at most"),
+            ("Absent", r"package\.module\.Class"),
+        ],
+    )
+    def test_mistakes(self, name: str, sentence: str) -> None:
+        with pytest.raises(UserError, match=sentence):
+            self.load(name)
+
+    def test_no_target(self) -> None:
+        with pytest.raises(UserError, match=r"got nothing: write it as data\.target="):
+            load_dataset(DataSettings(name="datamodule"), seed=0)
