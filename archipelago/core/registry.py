@@ -1,15 +1,33 @@
-"""Named things with one line of explanation each, and errors that name the nearest valid choice."""
+"""What a researcher may choose or replace: named entries of every kind, the platform's own and anybody's.
+
+    method, add-on, aggregation rule, clustering rule, data set, partition, network, metric, engine,
+    sampler, scheduler, callback, logger
+
+An entry declares whatever the platform must know about it, where it is defined: its name, one line about it, its
+label in tables, its options (a dataclass of `setting` fields) and its capabilities. No other file names it.
+
+    @METHODS.register("mine", "what it is, in one line", label="Mine")
+    class Mine(Strategy): ...
+
+An import path (`package.module.Thing`) is as good as a name: it is imported and registered when it is looked up.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from archipelago.core.errors import UserError
 
 T = TypeVar("T")
+
+REGISTRIES: dict[str, Registry[Any]] = {}  # by kind; a registry is here once its module is imported
+
+IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def nearest(given: object, choices: Iterable[str]) -> str:
@@ -25,28 +43,67 @@ def nearest(given: object, choices: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
+class NoOptions:
+    """An entry without options of its own."""
+
+
+@dataclass(frozen=True)
 class Entry(Generic[T]):
-    """One registered thing."""
+    """One registered thing and what it declares."""
 
     name: str
     about: str
     value: T
+    label: str  # in tables and figures
+    options: type = NoOptions  # a dataclass of `setting` fields
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def section(self) -> str:
+        """The settings section of its options, where its kind has no section in common.
+
+        >>> Entry("my_package.methods.Mine", "", object, "Mine").section
+        'Mine'
+        """
+        return self.name.rpartition(".")[2]
+
+    def options_from(self, settings: Any) -> Any:
+        """Its options with the values that `settings` (any object with fields of these names) has for them."""
+        names = [each.name for each in dataclasses.fields(self.options)]
+        return self.options(**{name: getattr(settings, name) for name in names if hasattr(settings, name)})
 
 
 class Registry(Mapping[str, Entry[T]]):
-    """A mapping from name to `Entry`; `registry.find(name)` answers a wrong name with a sentence."""
+    """A mapping from name to `Entry`; `find` and `entry` answer a wrong name with a sentence.
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    `section` is the settings section that the options of its entries belong to (`data` for data sets); without
+    one, every entry with options has a section of its own name (methods). `base` is what an entry must be a
+    subclass of, where entries are classes.
+    """
+
+    def __init__(self, kind: str, *, section: str | None = None, base: type | None = None) -> None:
+        self.kind, self.section, self.base = kind, section, base
         self._entries: dict[str, Entry[T]] = {}
+        REGISTRIES[kind] = self
 
-    def register(self, name: str, about: str) -> Callable[[T], T]:
-        """Decorator: put a function or class in the registry under `name`."""
+    def register(
+        self, name: str, about: str = "", *, label: str = "", options: type | None = None, **capabilities: Any
+    ) -> Callable[[T], T]:
+        """Decorator: put a function or class in the registry under `name`.
+
+        A class may declare its options as its attribute `Options` instead.
+        """
 
         def add(value: T) -> T:
-            if name in self._entries:
-                raise ValueError(f"{self.kind} {name!r} is registered twice")
-            self._entries[name] = Entry(name, about, value)
+            known = self._entries.get(name)
+            if known is not None and _origin(known.value) != _origin(value):
+                raise ValueError(
+                    f"{self.kind} {name!r} is registered twice: by {_origin(known.value)} and by {_origin(value)}"
+                )
+            of_class: type = getattr(value, "Options", NoOptions)
+            self._entries[name] = Entry(
+                name, about, value, label or _label(name), options or of_class, capabilities
+            )
             return value
 
         return add
@@ -55,11 +112,37 @@ class Registry(Mapping[str, Entry[T]]):
         """Forget `name`, if it is there."""
         self._entries.pop(name, None)
 
-    def find(self, name: str) -> T:
-        """The thing registered as `name`, or a `UserError` that says what there is."""
+    def entry(self, name: str) -> Entry[T]:
+        """The entry called `name`, or at that import path; a `UserError` that says what there is, otherwise."""
+        if name not in self._entries and IMPORT_PATH.fullmatch(name):
+            self._import(name)
         if name not in self._entries:
             raise UserError(f"Unknown {self.kind} '{name}'. {nearest(name, self._entries)}")
-        return self._entries[name].value
+        return self._entries[name]
+
+    def find(self, name: str) -> T:
+        """The thing registered as `name`, or a `UserError` that says what there is."""
+        return self.entry(name).value
+
+    def _import(self, path: str) -> None:
+        """Make an import path a name of this registry: of the entry that it registered itself as, or a new one."""
+        from archipelago.core.plugins import import_object
+
+        found = import_object(path, f"a {self.kind}")
+        fits = (
+            isinstance(found, type) and issubclass(found, self.base)
+            if self.base is not None
+            else callable(found)
+        )
+        if not fits:
+            wanted = f"a subclass of {self.base.__name__}" if self.base is not None else "a function or class"
+            raise UserError(f"Expected {self.kind} '{path}' to be {wanted}, got {found!r}: name another one.")
+        for entry in list(self._entries.values()):
+            if entry.value is found:
+                self._entries[path] = dataclasses.replace(entry, name=path)
+                return
+        summary = (found.__doc__ or "").strip().splitlines()
+        self.register(path, summary[0] if summary else "")(found)
 
     def __getitem__(self, name: str) -> Entry[T]:
         return self._entries[name]
@@ -69,3 +152,17 @@ class Registry(Mapping[str, Entry[T]]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+def _origin(value: Any) -> str:
+    """Where a thing is defined; equal for the old and the new one when a module is imported again."""
+    value = getattr(value, "origin", value)  # a record around a function may name it
+    return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', value)}"
+
+
+def _label(name: str) -> str:
+    """
+    >>> _label("my_package.methods.Mine"), _label("mine")
+    ('Mine', 'mine')
+    """
+    return name.rpartition(".")[2]

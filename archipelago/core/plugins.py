@@ -1,0 +1,124 @@
+"""Code of a researcher's own: modules that register what they bring, imported first in every process.
+
+`plugins: [package.module]` is a setting, so it is stored with the run and known to the driver, the server, the
+clients, every trial and `resume`. Installed packages offer theirs as entry points of the group
+`archipelago.plugins`. Modules are found where Python finds them, and in the working directory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from archipelago.core.errors import UserError
+
+GROUP = "archipelago.plugins"
+
+_loaded: set[str] = set()  # in this process
+
+
+def load_plugins(modules: Iterable[str] = ()) -> None:
+    """Import what installed packages offer, then these modules; each once in a process."""
+    if GROUP not in _loaded:
+        _loaded.add(GROUP)
+        for offered in entry_points(group=GROUP):
+            _load_offered(offered)
+    for name in modules:
+        if name not in _loaded:
+            import_plugin(name)
+            _loaded.add(name)
+
+
+def import_plugin(name: str) -> ModuleType:
+    """Import one plug-in; one that is missing or raises is a sentence that names it."""
+    if not name or name.startswith(".") or not all(part.isidentifier() for part in name.split(".")):
+        raise UserError(
+            f"Expected plugins to name modules, as in plugins=[package.module], got '{name}': without folders and .py."
+        )
+    return _imported(name, f"Plug-in '{name}'")
+
+
+def installed_plugins() -> dict[str, str]:
+    """{name: package and version} of the entry points of installed packages."""
+    return {
+        offered.name: f"{offered.dist.name} {offered.dist.version}" if offered.dist else offered.value
+        for offered in entry_points(group=GROUP)
+    }
+
+
+def import_object(path: str, what: str) -> Any:
+    """The object at `package.module.Name`; `what` says in a sentence what it should have been."""
+    module, _, name = path.rpartition(".")
+    if module == "__main__":
+        raise UserError(
+            f"Expected {what} that every process can import, got '{path}', which is defined in a notebook or in the script "
+            f"that was started: put it into a file of its own (`%%writefile my_{name.lower()}.py`) and import it."
+        )
+    found = _imported(module, f"Module '{module}' of '{path}'")
+    if not hasattr(found, name):
+        raise UserError(
+            f"Expected {what} called '{name}' in module '{module}' ({getattr(found, '__file__', '?')}), got a module "
+            "without it: check the name."
+        )
+    return getattr(found, name)
+
+
+def import_path(thing: Any) -> str:
+    """`package.module.Name` of a class or function, by which other processes find it.
+
+    >>> from collections import OrderedDict
+    >>> import_path(OrderedDict)
+    'collections.OrderedDict'
+    """
+    name = getattr(thing, "__qualname__", type(thing).__qualname__)
+    if "." in name:
+        raise UserError(
+            f"Expected a class or function of a module, got '{name}', which is defined inside another one: move it to "
+            "the top of its file, where other processes can import it."
+        )
+    return f"{thing.__module__}.{name}"
+
+
+def _load_offered(offered: EntryPoint) -> None:
+    try:
+        offered.load()
+    except UserError:
+        raise
+    except Exception as error:
+        package = offered.dist.name if offered.dist else offered.value
+        raise UserError(
+            f"Plug-in '{offered.name}' of the installed package {package} cannot be imported: {_cause(error)}; update "
+            "or uninstall that package."
+        ) from error
+
+
+def _imported(name: str, what: str) -> ModuleType:
+    here = os.getcwd()  # noqa: PTH109  (a text, as sys.path holds)
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last: a folder of the user's cannot hide an installed package
+    try:
+        return importlib.import_module(name)
+    except UserError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UserError(
+                f"{what} cannot be found: expected an installed module or one in the working directory ({here}); run "
+                "in the folder that has it, or install it."
+            ) from error
+        raise UserError(f"{what} cannot be imported: {_cause(error)}.") from error
+    except Exception as error:  # whatever the user's own code raises
+        raise UserError(f"{what} cannot be imported: {_cause(error)}.") from error
+
+
+def _cause(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{said} ({Path(where.filename).name}, line {where.lineno})"
