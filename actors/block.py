@@ -26,6 +26,7 @@ from actors.requests import (
     TrainRequest,
 )
 from archipelago.core.errors import ClientFailure, UserError
+from archipelago.core.plugins import load_plugins
 from archipelago.core.randomness import generator, torch_seed
 from archipelago.strategies.parameters import Vector, merged, mixed, partial_sums
 from lightning_modules.base import build_module, default_losses, follows_contract
@@ -49,6 +50,7 @@ class ClientBlock:
     ) -> None:
         # One thread: a sum inside a kernel must not depend on how many cores a node has.
         torch.set_num_threads(1)
+        load_plugins(setup.plugins)
         self.setup = setup
         self.clients = clients
         used = [np.concatenate([c.train, c.validation, c.test]) for c in clients.values()]

@@ -116,6 +116,7 @@ class BlockSetup:
     std: npt.NDArray[np.float32]
     gpus: float = 0.0
     holdout: tuple[npt.NDArray[np.int64], ...] = ()  # test samples of each planted distribution, no client's
+    plugins: tuple[str, ...] = ()  # modules that register what is looked up here
 
 
 @dataclass(frozen=True)

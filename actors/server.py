@@ -18,6 +18,7 @@ from actors.participation import Participants, held_out, participants
 from actors.placement import trained_samples
 from actors.records import client_models
 from actors.reports import RoundReport
+from archipelago.core.plugins import load_plugins
 from archipelago.core.settings import (
     AggregationSettings,
     EvaluationSettings,
@@ -55,6 +56,7 @@ class ServerSetup:
     distributions: int = 0  # planted distributions with held-out samples
     compared_rounds: tuple[int, ...] = ()  # after which client models are written down
     compared_clients: int = 200
+    plugins: tuple[str, ...] = ()  # modules that register what is looked up here
 
     def context(self) -> Context:
         """What the strategy may know."""
@@ -78,6 +80,7 @@ class Server:
 
     def __init__(self, setup: ServerSetup, fleet: Fleet, state: dict[str, Any] | None = None) -> None:
         self.setup, self.fleet = setup, fleet
+        load_plugins(setup.plugins)
         self.strategy: Strategy
         if setup.ensemble:
             self.strategy = build_ensemble(setup.ensemble, setup.combine, setup.options, setup.context())

@@ -58,8 +58,8 @@ def import_object(path: str, what: str) -> Any:
     module, _, name = path.rpartition(".")
     if module == "__main__":
         raise UserError(
-            f"Expected {what} that every process can import, got '{path}', which is defined in a notebook or in the script "
-            f"that was started: put it into a file of its own (`%%writefile my_{name.lower()}.py`) and import it."
+            f"Expected {what} that every process can import, got '{path}', which is defined in a notebook or in the "
+            f"started script: put it into a file of its own (`%%writefile my_{name.lower()}.py`) and import it."
         )
     found = _imported(module, f"Module '{module}' of '{path}'")
     if not hasattr(found, name):

@@ -238,6 +238,7 @@ class RecordSettings:
 class ExperimentSettings:
     """One experiment."""
 
+    plugins: list[str] = setting([], "modules of your own to import first, as [package.module]")
     method: str = setting("ifca", "base, or base+addon+addon (see `list`)")
     ensemble: list[str] = setting(
         [], "methods that predict together, e.g. [fedavg,ifca] or [fedavg*5], instead of one"

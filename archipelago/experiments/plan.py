@@ -44,6 +44,7 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         aggregation=config.aggregation,
         compared_rounds=compared_rounds(config.rounds, config.records.rounds),
         compared_clients=config.records.clients,
+        plugins=tuple(config.plugins),
     )
     block = BlockSetup(
         seed=config.seed,
@@ -56,6 +57,7 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         std=np.asarray(federation.std, np.float32),
         gpus=config.fleet.gpus,
         holdout=federation.holdout,
+        plugins=tuple(config.plugins),
     )
     clients = [
         ClientSamples(np.asarray(c.train), np.asarray(c.validation), np.asarray(c.test))
