@@ -20,8 +20,15 @@ from typing import Any
 from archipelago.core.errors import UserError
 
 GROUP = "archipelago.plugins"
+BUILT_IN = ("archipelago.strategies", "archipelago.data", "lightning_modules.networks")
 
 _loaded: set[str] = set()  # in this process
+
+
+def load_built_in() -> None:
+    """Import the modules that register the platform's own entries, which are plug-ins like anybody's."""
+    for name in BUILT_IN:
+        importlib.import_module(name)
 
 
 def load_plugins(modules: Iterable[str] = ()) -> None:
@@ -42,7 +49,7 @@ def import_plugin(name: str) -> ModuleType:
         raise UserError(
             f"Expected plugins to name modules, as in plugins=[package.module], got '{name}': without folders and .py."
         )
-    return _imported(name, f"Plug-in '{name}'")
+    return _imported(name, f"Plug-in '{name}' (setting plugins)")
 
 
 def installed_plugins() -> dict[str, str]:

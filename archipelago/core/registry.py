@@ -84,6 +84,7 @@ class Registry(Mapping[str, Entry[T]]):
     def __init__(self, kind: str, *, section: str | None = None, base: type | None = None) -> None:
         self.kind, self.section, self.base = kind, section, base
         self._entries: dict[str, Entry[T]] = {}
+        self._paths: dict[str, str] = {}  # import path of an entry that registered itself -> its name
         REGISTRIES[kind] = self
 
     def register(
@@ -114,11 +115,12 @@ class Registry(Mapping[str, Entry[T]]):
 
     def entry(self, name: str) -> Entry[T]:
         """The entry called `name`, or at that import path; a `UserError` that says what there is, otherwise."""
-        if name not in self._entries and IMPORT_PATH.fullmatch(name):
+        if name not in self._entries and name not in self._paths and IMPORT_PATH.fullmatch(name):
             self._import(name)
-        if name not in self._entries:
+        known = self._paths.get(name, name)
+        if known not in self._entries:
             raise UserError(f"Unknown {self.kind} '{name}'. {nearest(name, self._entries)}")
-        return self._entries[name]
+        return self._entries[known]
 
     def find(self, name: str) -> T:
         """The thing registered as `name`, or a `UserError` that says what there is."""
@@ -139,7 +141,7 @@ class Registry(Mapping[str, Entry[T]]):
             raise UserError(f"Expected {self.kind} '{path}' to be {wanted}, got {found!r}: name another one.")
         for entry in list(self._entries.values()):
             if entry.value is found:
-                self._entries[path] = dataclasses.replace(entry, name=path)
+                self._paths[path] = entry.name
                 return
         summary = (found.__doc__ or "").strip().splitlines()
         self.register(path, summary[0] if summary else "")(found)

@@ -395,6 +395,9 @@ class ClusteredModels(Strategy):
         return {"clusters": self.clusters.values}
 
 
+METHODS.base, ADDONS.base = Strategy, Addon  # what an import path must lead to
+
+
 def lowest(losses: npt.NDArray[np.float64]) -> Indices:
     """argmin over models, ties to the lowest index; a loss that is not finite never wins.
 
@@ -436,5 +439,6 @@ def parse_method(text: str, clusters: int | None = None) -> tuple[str, list[str]
 def build(method: str, options: dict[str, Any], context: Context) -> Strategy:
     """The strategy named by `base+addon+addon`; `options` maps names to their options."""
     base, addons = parse_method(method, context.clusters)
-    made = [ADDONS.find(name)(options.get(name), context) for name in addons]
-    return METHODS.find(base)(options.get(base), context, made)
+    made = [entry.value(options.get(entry.section), context) for entry in map(ADDONS.entry, addons)]
+    entry = METHODS.entry(base)
+    return entry.value(options.get(entry.section), context, made)

@@ -229,7 +229,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
         raise AssertionError("Ray was started")
 
     monkeypatch.setattr("ray.init", no_ray)
-    monkeypatch.setattr(archipelago.experiments.config, "gpu_count", lambda: 0)
+    monkeypatch.setattr(archipelago.experiments.checks, "gpu_count", lambda: 0)
     before = files_of(mistake_files)
     words = [word.replace("{folder}", str(mistake_files)) for word in shlex.split(typed)]
     code, out, error = door(*words)
@@ -312,7 +312,7 @@ def test_every_example_of_the_help_is_valid(
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(archipelago.experiments.config, "gpu_count", lambda: 1)
+    monkeypatch.setattr(archipelago.experiments.checks, "gpu_count", lambda: 1)
     rng = np.random.Generator(np.random.PCG64(0))
     np.savez(
         tmp_path / "images.npz",

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from archipelago.core.errors import UserError
 from archipelago.core.settings import ExperimentSettings
+from archipelago.experiments import checks
 from archipelago.experiments import config as module
 from archipelago.experiments.config import (
     check,
@@ -98,7 +99,8 @@ def test_a_config_can_be_pickled() -> None:
     config = load_config(overrides=["method=fedprox", "fedprox.mu=0.5"], env={})
     copy = pickle.loads(pickle.dumps(config))
     assert copy == config
-    assert type(copy) is type(config) is module.Settings
+    assert type(copy) is type(config) is module.full_schema()
+    assert pickle.loads(pickle.dumps(config.data)) == config.data
 
 
 # Merging
@@ -339,7 +341,7 @@ def test_a_damaged_config_file_is_a_sentence() -> None:
 
 
 def test_gpus_are_refused_only_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "gpu_count", lambda: 0)
+    monkeypatch.setattr(checks, "gpu_count", lambda: 0)
     assert "machine without a GPU, got 0.25" in sentence("fleet.gpus=0.25")
     assert "machine without a GPU" in sentence("fleet.gpus=0.25", env={"RAY_ADDRESS": "local"})
     assert "machine without a GPU" in sentence(
@@ -347,7 +349,7 @@ def test_gpus_are_refused_only_where_there_are_none(monkeypatch: pytest.MonkeyPa
     )
     for overrides, env in (([], {"RAY_ADDRESS": "auto"}), (["fleet.address=head:6379"], {})):
         assert load_config(overrides=["fleet.gpus=0.25", *overrides], env=env).fleet.gpus == 0.25
-    monkeypatch.setattr(module, "gpu_count", lambda: 1)
+    monkeypatch.setattr(checks, "gpu_count", lambda: 1)
     assert load_config(overrides=["fleet.gpus=1"], env={}).fleet.gpus == 1
     assert "Expected fleet.gpus <= 1, got 2" in sentence("fleet.gpus=2")
 
