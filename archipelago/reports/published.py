@@ -1,9 +1,9 @@
 """The numbers that the papers print, and which run each of them belongs to.
 
 `published_results.csv` holds one printed number a line: `source` (the key of a paper), `table`, and the setting as
-the paper names it. `SOURCES` says what the keys mean. A number stands beside a run only if data, partition (with its
-parameters), K and method are the paper's, and no samples are shifted; whatever else differs (clients, rounds, network,
-groups, ...) is said beneath the table.
+the paper names it; `archipelago.core.citations` has the papers. A number stands beside a run only if data, partition
+(with its parameters), K and method are the paper's, and no samples are shifted; whatever else differs (clients, rounds,
+network, groups, ...) is said beneath the table.
 """
 
 from __future__ import annotations
@@ -22,16 +22,6 @@ from archipelago.core.errors import UserError
 from archipelago.reports.centres import served_by
 
 FILE = Path(__file__).with_name("published_results.csv")
-
-SOURCES = {
-    "thesis-2023": "J. Ma, Structured Federated Learning, PhD thesis, University of Technology Sydney, 2023; its "
-    "Tables 7.1 and 7.3 are Tables 1 and 2 of Ma et al., Structured Federated Learning through Clustered Additive "
-    "Modeling, NeurIPS 2023",
-    "fedsoft-2022": "Y. Ruan, C. Joe-Wong, FedSoft: Soft Clustered Federated Learning with Proximal Local Updating, "
-    "AAAI 2022",
-    "fesem-2022": "G. Long, M. Xie, T. Shen, T. Zhou, X. Wang, J. Jiang, Multi-Center Federated Learning: Clients "
-    "Clustering for Better Personalization, World Wide Web 2023 (online 2022)",
-}
 
 # The settings that a source's experiments share; a run that differs is still compared, and the report says so.
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from archipelago.core.citations import CITATIONS
 from archipelago.core.errors import UserError
 from archipelago.core.registry import nearest
 from archipelago.reports.centres import KINDS
 from archipelago.reports.groups import Group, by_block, mean
 from archipelago.reports.names import Metric, headline_metrics, label_of, metric
-from archipelago.reports.published import SOURCES, Published, deviations, published_for, rows_of
+from archipelago.reports.published import Published, deviations, published_for, rows_of
 from archipelago.reports.significance import TESTS, holm, paired_p
 
 COSTS = {
@@ -354,7 +355,7 @@ def _notes(groups: Sequence[Group], rows: Sequence[TableRow], test: str, compare
     for source in dict.fromkeys(each.source for each in printed):
         tables = ", ".join(sorted({each.table for each in printed if each.source == source}))
         notes.append(
-            f"Published: {source}, Table{'s' if ',' in tables else ''} {tables} ({SOURCES[source]})."
+            f"Published: {source}, Table{'s' if ',' in tables else ''} {tables} ({CITATIONS[source].short})."
         )
         other = dict.fromkeys(
             text for group in groups if group.config for text in deviations(group.config, [source])
