@@ -118,11 +118,8 @@ def method_parts(methods: Any) -> set[str]:
             raise UserError(f"A member of ensemble={quote(methods)} is wrong: {error}") from error
     else:
         parsed = [parse_method(str(methods))]
-    return {
-        entry.section
-        for base, addons in parsed
-        for entry in (METHODS.entry(base), *(ADDONS.entry(addon) for addon in addons))
-    }
+    bases = {METHODS.entry(base).section for base, _ in parsed}
+    return bases | {ADDONS.entry(addon).section for _, addons in parsed for addon in addons}
 
 
 # From what was given to a config --------------------------------------------------------------------------

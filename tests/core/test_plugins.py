@@ -69,7 +69,7 @@ def test_plugin_of_the_working_directory_brings_a_method_with_options(tmp_path: 
     # Another process knows nothing of the plug-in until the config arrives.
     for read in (
         "import pickle; config = pickle.load(open('config.pickle', 'rb'))",
-        "from archipelago.experiments.config import config_from_yaml as read; config = read(open('config.yaml').read())",
+        "from archipelago.experiments import config as c; config = c.config_from_yaml(open('config.yaml').read())",
     ):
         found = in_folder(tmp_path, f"{read}\nprint(config.method, config.brought_method.strength)")
         assert found.stdout == "brought_method 0.25\n", found.stderr
