@@ -25,6 +25,11 @@ BUILT_IN = ("archipelago.strategies", "archipelago.data", "lightning_modules.net
 _loaded: set[str] = set()  # in this process
 
 
+def is_ours(path: str) -> bool:
+    """Whether a dotted name is part of the platform."""
+    return path.split(".")[0] in ("archipelago", "actors", "lightning_modules")
+
+
 def load_built_in() -> None:
     """Import the modules that register the platform's own entries, which are plug-ins like anybody's."""
     for name in BUILT_IN:

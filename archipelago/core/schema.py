@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from archipelago.core.plugins import load_built_in, load_plugins
+from archipelago.core.plugins import is_ours, load_built_in, load_plugins
 from archipelago.core.registry import REGISTRIES
 
 S = TypeVar("S")
@@ -28,7 +28,6 @@ _TYPE_NAMES = {
     object: "a value",
 }
 _LIST_NAMES = {int: "whole numbers", float: "numbers", bool: "true or false", str: "texts"}
-_OURS = ("archipelago.", "actors.", "lightning_modules.")
 
 
 def quote(value: Any) -> str:
@@ -245,7 +244,7 @@ def _with_options(section: type[Any], kinds: tuple[type, ...]) -> type[Any]:
 
 
 def _made(base: type[Any], fields: list[tuple[str, Any, Any]], kinds: typing.Iterable[type]) -> type[Any]:
-    outside = [kind.__module__ for kind in kinds if not f"{kind.__module__}.".startswith(_OURS)]
+    outside = [kind.__module__ for kind in kinds if not is_ours(kind.__module__)]
     inner = [each for _, kind, _ in fields for each in getattr(kind, "_modules", ())]
     made = dataclasses.make_dataclass(base.__name__, fields, bases=(Composed, base))
     made._base, made._modules = base, tuple(dict.fromkeys([*outside, *inner]))  # type: ignore[attr-defined]  # of Composed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -125,19 +125,23 @@ def method_parts(methods: Any) -> set[str]:
 # From what was given to a config --------------------------------------------------------------------------
 
 
+Overrides = Sequence[str] | Mapping[str, Any]  # as they are typed (`local.lr=0.1`), or as Python holds them
+
+
 def load_config(
-    file: Path | None = None, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None
+    file: Path | None = None, overrides: Overrides = (), env: Mapping[str, str] | None = None
 ) -> ExperimentSettings:
     """Defaults, then the YAML file, then the overrides, checked; every mistake is one sentence.
 
     >>> load_config(overrides=["method=fedprox", "fedprox.mu=0.5", "data=digits"]).data.name
     'digits'
+    >>> load_config(overrides={"method": "fedprox", "local": {"lr": 0.5}}).local.lr
+    0.5
     """
     content = read_file(file) if file is not None else {}
     import_named(content)
-    import_named_in(overrides)
-    from_file = collect(from_mapping(content, str(file)))
-    from_overrides = collect(from_override(text) for text in overrides)
+    _import_named_by(overrides)
+    from_file, from_overrides = collect(from_mapping(content, str(file))), _given_by(overrides)
     default = leaves(ExperimentSettings)["method"].default
     given = _merge(_without_foreign_options(from_file, from_overrides, default), from_overrides)
     config = _resolve(given)
@@ -145,37 +149,66 @@ def load_config(
     return config
 
 
+def _import_named_by(overrides: Overrides) -> None:
+    if isinstance(overrides, Mapping):
+        import_named(overrides)
+    else:
+        import_named_in(overrides)
+
+
+def _given_by(overrides: Overrides) -> dict[str, Given]:
+    if isinstance(overrides, Mapping):
+        return collect(from_mapping(overrides, ""))
+    return collect(from_override(text) for text in overrides)
+
+
 def read_layers(
-    file: Path | None, overrides: Sequence[str]
+    file: Path | None, overrides: Overrides
 ) -> tuple[dict[str, Given], dict[str, Given], dict[str, Any] | None]:
     """(settings of the file, settings of the overrides, what either says under `sweep`; None if nothing)."""
     content = read_file(file) if file is not None else {}
     import_named(content)
-    import_named_in(overrides)
+    _import_named_by(overrides)
     sweep = content.pop("sweep", None)
     if "sweep" in content or (sweep is not None and not isinstance(sweep, dict)):
         raise UserError(
             f"Expected settings inside 'sweep' in '{file}', got {quote(sweep)}: as in seeds: [0, 1]."
         )
-    mine = [text for text in overrides if not text.strip().startswith("sweep.")]
-    for text in overrides:
-        if text in mine:
-            continue
+    if isinstance(overrides, Mapping):
+        mine: Overrides = {key: value for key, value in overrides.items() if key != "sweep"}
+        asked = overrides.get("sweep")
+    else:
+        mine = [text for text in overrides if not text.strip().startswith("sweep.")]
+        asked = _sweep_typed(text for text in overrides if text not in mine)
+    if asked:
+        sweep = {
+            **(sweep or {}),
+            **{name: _over((sweep or {}).get(name), value) for name, value in asked.items()},
+        }
+    return fragment(content, str(file)), _given_by(mine), sweep
+
+
+def _over(before: Any, value: Any) -> Any:
+    """Settings inside an axis (`sweep.grid.local.lr=[...]`) join those that are there."""
+    return {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+
+
+def _sweep_typed(texts: Iterable[str]) -> dict[str, Any]:
+    """What `sweep.NAME=VALUE` and `sweep.grid.KEY=VALUE` say, as a file would hold it."""
+    sweep: dict[str, Any] = {}
+    for text in texts:
         key, equals, value = text.strip().removeprefix("sweep.").partition("=")
         if not equals or not value:
             raise UserError(f"Expected sweep.NAME=VALUE, got '{text}': write it as in sweep.seeds=[0,1,2].")
         name, _, inner = key.partition(".")
         try:
-            read = typing.cast(Any, OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"])))[
-                "value"
-            ]
+            read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
         except (yaml.YAMLError, OmegaConfBaseException) as error:
             raise UserError(
                 f"Expected a value after 'sweep.{key}=', got '{value}': {one_line(error)}."
             ) from error
-        sweep = dict(sweep or {})
-        sweep[name] = {**(sweep.get(name) or {}), inner: read} if inner else read
-    return fragment(content, str(file)), collect(from_override(text) for text in mine), sweep
+        sweep[name] = {**(sweep.get(name) or {}), inner: read["value"]} if inner else read["value"]
+    return sweep
 
 
 def fragment(content: Mapping[Any, Any], source: str) -> dict[str, Given]:

@@ -237,7 +237,8 @@ def from_mapping(content: Mapping[Any, Any], file: str, prefix: str = "") -> Ite
             continue
         leaf = leaf_of(key, file)
         if isinstance(value, dict):
-            raise UserError(f"Expected {key} to be {leaf.kind}, got a section in '{file}' ({leaf.about}).")
+            where = f" in '{file}'" if file else ""
+            raise UserError(f"Expected {key} to be {leaf.kind}, got a section{where} ({leaf.about}).")
         yield Given(key, value, file)
 
 
