@@ -45,7 +45,7 @@ Usage
   python -m platform.launch [--config FILE] [setting=value ...]    run one experiment
   python -m platform.launch list [KIND]                            what there is to choose from; KIND is
                                                                    methods, data, partitions, models, settings
-  python -m platform.launch [--dry-run] --config SWEEP             run a sweep; dry: say what it would run
+  python -m platform.launch [--dry-run] --config SWEEP [--small]   run a sweep; dry: say what it would run
   python -m platform.launch partition [setting=value ...]          divide the data only, and draw it
   python -m platform.launch resume RUN                             go on with a run or sweep that was stopped
   python -m platform.launch report RUN ... [option=value ...]      tables, figures and one HTML file of runs
@@ -92,7 +92,7 @@ NEXT = """\
 What to try next:
   python -m platform.launch --config tune_configs/comparison.yaml rounds=50 sweep.seeds=5   more rounds and seeds
   python -m platform.launch list                                                            what there is
-  python -m platform.launch --dry-run --config tune_configs/thesis-7.6-small.yaml           a paper's table, small"""
+  python -m platform.launch --dry-run --config tune_configs/thesis-7.6.yaml --small         a paper's table, small"""
 
 
 @dataclass
@@ -104,6 +104,7 @@ class Request:
     overrides: list[str] = field(default_factory=list)
     argument: str | None = None
     dry: bool = False  # say what would be run, and run nothing
+    small: bool = False  # the small variant of the file
     words: list[str] = field(default_factory=list)  # of report: directories, options; of data fetch: names
     typed: list[str] = field(default_factory=list)  # the command line as it was given
 
@@ -134,9 +135,13 @@ def parse(arguments: Sequence[str]) -> Request:
                 raise UserError(
                     f"Expected --config once, got both '{request.file}' and '{value}': leave one out."
                 )
-            request.file = Path(value).expanduser()
+            from archipelago.experiments.config_files import find_config
+
+            request.file = find_config(value)
         elif word == "--dry-run":
             request.dry = True
+        elif word == "--small":
+            request.small = True
         elif word.startswith("-"):
             raise _unknown_option(word)
         elif equals:
@@ -145,6 +150,8 @@ def parse(arguments: Sequence[str]) -> Request:
             raise _unknown_word(word, first=position == 0)
     if not arguments:
         request.file = DEMONSTRATION
+    if request.small and request.file is None:
+        raise UserError("Expected --config FILE beside --small, got none: as in --config thesis-7.6 --small.")
     return request
 
 
@@ -185,7 +192,7 @@ def _parse_data(rest: Sequence[str]) -> Request:
 
 def _unknown_option(word: str) -> UserError:
     name = word.lstrip("-").partition("=")[0]
-    close = nearest(name, ["config", "dry-run", "help"])
+    close = nearest(name, ["config", "dry-run", "small", "help"])
     if "Did you mean" in close:
         return UserError(
             f"Unknown option '{word}'. Did you mean '--{close.split(chr(39))[1]}'? `--help` shows all."
@@ -217,7 +224,7 @@ def run(request: Request) -> None:
     from archipelago.experiments.config import load_config
     from archipelago.sweeps.config import load_sweep
 
-    sweep = load_sweep(request.file, request.overrides)
+    sweep = load_sweep(request.file, request.overrides, small=request.small)
     if sweep is not None:
         _run_sweep(sweep, request)
         return
@@ -225,7 +232,7 @@ def run(request: Request) -> None:
         raise UserError(
             "Expected a sweep beside --dry-run, got one experiment: leave it out, or add sweep.seeds=3."
         )
-    config = load_config(request.file, request.overrides)
+    config = load_config(request.file, request.overrides, small=request.small)
     from archipelago.experiments.plan import run_address
     from archipelago.experiments.runner import run_experiment
     from archipelago.runs.storage import writable
@@ -271,7 +278,7 @@ def show_partition(request: Request) -> None:
     """Divide the data among the clients, say what came out, and draw it."""
     from archipelago.experiments.config import load_config
 
-    config = load_config(request.file, request.overrides)
+    config = load_config(request.file, request.overrides, small=request.small)
     from archipelago.experiments.partition_preview import held_out_clients, partition_address, write_partition
     from archipelago.runs.storage import join, writable
 
@@ -310,7 +317,7 @@ def choose(request: Request) -> None:
     """Try several numbers of clusters by FeSEM's recipe and say which one fits best."""
     from archipelago.experiments.config import load_config
 
-    config = load_config(request.file, [*request.overrides, "clusters=auto"])
+    config = load_config(request.file, [*request.overrides, "clusters=auto"], small=request.small)
     from archipelago.experiments.choose_clusters import Trial, choose_clusters
 
     def show(trial: Trial) -> None:

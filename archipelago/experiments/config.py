@@ -22,6 +22,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.schema import Leaf, leaves, quote
 from archipelago.core.settings import ExperimentSettings
 from archipelago.experiments.checks import check, check_network, check_settings_of_methods, gpu_count, options
+from archipelago.experiments.config_files import read_config
 from archipelago.experiments.given import (
     EITHER_OR,
     Given,
@@ -37,7 +38,6 @@ from archipelago.experiments.given import (
     leaf_of,
     one_line,
     parse_yaml,
-    read_file,
     wrong_type,
 )
 
@@ -129,16 +129,19 @@ Overrides = Sequence[str] | Mapping[str, Any]  # as they are typed (`local.lr=0.
 
 
 def load_config(
-    file: Path | None = None, overrides: Overrides = (), env: Mapping[str, str] | None = None
+    file: Path | None = None,
+    overrides: Overrides = (),
+    env: Mapping[str, str] | None = None,
+    small: bool = False,
 ) -> ExperimentSettings:
-    """Defaults, then the YAML file, then the overrides, checked; every mistake is one sentence.
+    """Defaults, then the YAML file (or its small variant), then the overrides; every mistake is one sentence.
 
     >>> load_config(overrides=["method=fedprox", "fedprox.mu=0.5", "data=digits"]).data.name
     'digits'
     >>> load_config(overrides={"method": "fedprox", "local": {"lr": 0.5}}).local.lr
     0.5
     """
-    content = read_file(file) if file is not None else {}
+    content = read_config(file, small) if file is not None else {}
     import_named(content)
     _import_named_by(overrides)
     from_file, from_overrides = collect(from_mapping(content, str(file))), _given_by(overrides)
@@ -163,10 +166,10 @@ def _given_by(overrides: Overrides) -> dict[str, Given]:
 
 
 def read_layers(
-    file: Path | None, overrides: Overrides
+    file: Path | None, overrides: Overrides, small: bool = False
 ) -> tuple[dict[str, Given], dict[str, Given], dict[str, Any] | None]:
     """(settings of the file, settings of the overrides, what either says under `sweep`; None if nothing)."""
-    content = read_file(file) if file is not None else {}
+    content = read_config(file, small) if file is not None else {}
     import_named(content)
     _import_named_by(overrides)
     sweep = content.pop("sweep", None)

@@ -15,7 +15,6 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
@@ -184,24 +183,8 @@ def leaf_of(key: str, file: str) -> Leaf:
     raise _unknown(key, file)
 
 
-def read_file(path: Path) -> dict[Any, Any]:
-    """The mapping in a YAML file, or a sentence about why there is none."""
-    if path.is_dir():
-        raise UserError(f"Expected a YAML file after --config, got the folder '{path}': name a file in it.")
-    if not path.exists():
-        close = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.y*ml")], n=1)
-        hint = f"did you mean '{path.parent / close[0]}'?" if close else "check the path."
-        raise UserError(f"Expected a YAML file after --config, got '{path}', which does not exist: {hint}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"Expected a YAML file after --config, got '{path}', which is not text.") from error
-    except OSError as error:
-        raise UserError(f"Expected a YAML file after --config, got '{path}': {error.strerror}.") from error
-    return parse_yaml(text, str(path))
-
-
 def parse_yaml(text: str, file: str) -> dict[Any, Any]:
+    """The mapping that a YAML text holds; `file` is what sentences about it call it."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is None:

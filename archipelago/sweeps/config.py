@@ -137,10 +137,13 @@ class Sweep:
 
 
 def load_sweep(
-    file: Path | None, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None
+    file: Path | None,
+    overrides: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    small: bool = False,
 ) -> Sweep | None:
     """The sweep that a file and overrides ask for, every trial checked; None if they ask for one experiment."""
-    of_file, of_overrides, raw = read_layers(file, overrides)
+    of_file, of_overrides, raw = read_layers(file, overrides, small)
     if raw is None:
         return None
     return _build(of_file, of_overrides, raw, str(file) if file is not None else "sweep", env, full=True)

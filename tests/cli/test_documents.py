@@ -139,9 +139,9 @@ def cases():
 
 
 def parts(arguments):
-    """(file, overrides) of a command."""
+    """(file, overrides, environment, whether the small variant is asked for) of a command."""
     request = archipelago.cli.main.parse(arguments)
-    return request.file, request.overrides
+    return request.file, request.overrides, None, request.small
 
 
 @pytest.mark.parametrize("line", list(cases()))

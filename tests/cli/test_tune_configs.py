@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import yaml
 import archipelago.cli.main
 from archipelago.core.settings import ExperimentSettings
 from archipelago.experiments.config import config_to_yaml
+from archipelago.experiments.config_files import config_names, find_config
 from archipelago.reports.published import deviations, find_table, published_for, rows_of
 from archipelago.strategies import METHODS, parse_method
 from archipelago.sweeps.config import Sweep, load_sweep
 from archipelago.sweeps.directory import read_rows
+from tests.support import trial_digests
 
 FOLDER = Path(__file__).parents[2] / "tune_configs"
 TABLES = [
@@ -32,35 +35,63 @@ def text_of(name: str) -> str:
     return (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
 
 
+def header_of(name: str) -> str:
+    """What a file says of itself, or of its small variant."""
+    header = re.match(r"(#.*\n)+", text_of(name.removesuffix("-small")))
+    assert header is not None
+    whole, _, small = header.group().partition("# Small variant, ")
+    return small if name.endswith("-small") else whole
+
+
 def sweep_of(name: str, *overrides: str) -> Sweep:
-    sweep = load_sweep(FOLDER / f"{name}.yaml", overrides, env={})
+    sweep = load_sweep(find_config(name), overrides, env={})
     assert sweep is not None
     return sweep
 
 
-def test_every_published_table_has_a_file_and_a_small_twin() -> None:
-    there = {path.stem for path in FOLDER.glob("*.yaml")}
-    assert there == {*TABLES, *SMALL, *OTHERS, "demo", "comparison", "tuning"}
+def test_tune_configs_has_a_file_for_every_published_table_and_no_copy_beside_it() -> None:
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == {
+        *TABLES,
+        *OTHERS,
+        "demo",
+        "comparison",
+        "tuning",
+    }
+    assert config_names() == sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    assert len(list(FOLDER.rglob("*.yaml"))) <= 42
+
+
+def test_tune_configs_ask_for_the_trials_that_they_always_asked_for() -> None:
+    """By the names of the files that were there before they shared bases, small copies among them."""
+    pinned = json.loads(trial_digests.TABLE.read_text())
+    assert set(pinned) == {*TABLES, *SMALL, *OTHERS, "demo", "comparison", "tuning"}
+    found = trial_digests.digests(FOLDER, list(pinned))
+    assert {name for name in pinned if found[name] != pinned[name]} == set()
+
+
+@pytest.mark.parametrize("name", ["thesis-7.6", "fesem-3", "femam"])
+def test_small_is_the_variant_that_is_named_so(name: str) -> None:
+    asked = load_sweep(find_config(name), env={}, small=True)
+    assert asked is not None and asked.trials() == sweep_of(f"{name}-small").trials()
 
 
 @pytest.mark.parametrize("name", [*TABLES, *SMALL, *OTHERS])
 def test_a_file_opens_with_command_source_cost_and_score(name: str) -> None:
-    header = re.match(r"(#.*\n)+", text_of(name))
-    assert header is not None
+    header, whole = header_of(name), name.removesuffix("-small")
+    option = " --small" if name.endswith("-small") else r"( \S+)?"
     assert re.search(
-        rf"^#   python -m platform.launch --config tune_configs/{name}.yaml( \S+)?$", header.group(), re.M
+        rf"^#   python -m platform.launch --config tune_configs/{whole}.yaml{option}$", header, re.M
     )
     for word in ("Reproduces:", "Cost:", "Expected:"):
-        assert f"# {word}" in header.group()
-    expected = header.group().split("# Expected:")[1]
-    cost = header.group().split("# Cost:")[1].split("# Expected:")[0]
+        assert f"# {word}" in header
+    expected = header.split("# Expected:")[1]
+    cost = header.split("# Cost:")[1].split("# Expected:")[0]
     spans = re.findall(r"(?:second|minute|hour|day|week)s?\b", cost)
     assert spans and len(spans) == len(re.findall(rf"(?<!\S)(?:{NUMBER}) (?:{'|'.join(spans)})\b", cost)), (
         cost
     )
     assert cost.split()[:2] == [str(sweep_of(name).planned), "trials"]
-    # FeMAM's text prints no numbers; the twin of 7.1 is cam-1-small.
-    assert re.search(r"\d", expected) or name == "femam", expected
+    assert re.search(r"\d", expected) or name == "femam", expected  # FeMAM's text prints no numbers
     if table := sweep_of(name).settings.table:
         rows = rows_of(find_table(table))
         printed = {each.mean for each in rows} | {each.std for each in rows}
@@ -128,7 +159,7 @@ def test_fesems_own_tables_take_the_mean_of_its_equation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_twin_runs_the_same_methods(name: str) -> None:
+def test_a_small_variant_runs_the_same_methods(name: str) -> None:
     def methods(of: str) -> set[str]:
         return {str(config.ensemble or config.method) for config in sweep_of(of).combinations.values()}
 
@@ -139,14 +170,14 @@ def test_a_small_twin_runs_the_same_methods(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_one_small_twin_in_turn_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_small_variant_in_turn_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another one every day; `make check-all` runs them all."""
     run_tiny(SMALL[datetime.date.today().toordinal() % len(SMALL)], tmp_path, capsys)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", SMALL)
-def test_every_small_twin_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_small_variant_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_tiny(name, tmp_path, capsys)
 
 
