@@ -321,7 +321,7 @@ class ClientBlock:
                 if len(index):
                     outputs, y = self._predict(client, request, index, arrays), self.samples.targets(index)
                     losses = self._prediction_losses(outputs, y, request.combine)
-                    row |= client_metrics(outputs, y, losses, self.setup.classes)
+                    row |= client_metrics(outputs, y, losses, self.setup.classes, self.setup.plugins)
                 rows.append(row)
         return rows
 
@@ -337,7 +337,7 @@ class ClientBlock:
                 outputs = self._sum_of_outputs(list(parts), index)
                 assert outputs is not None
                 losses = self._prediction_losses(outputs, y, "logit_sum")
-                figures = client_metrics(outputs, y, losses, self.setup.classes)
+                figures = client_metrics(outputs, y, losses, self.setup.classes, self.setup.plugins)
                 rows.append({"samples": len(index), **figures})
             found.append(rows)
         return found

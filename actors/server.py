@@ -18,6 +18,7 @@ from actors.participation import Participants, held_out, participants
 from actors.placement import trained_samples
 from actors.records import client_models
 from actors.reports import RoundReport
+from archipelago.core.metrics import specs
 from archipelago.core.plugins import load_plugins
 from archipelago.core.settings import (
     AggregationSettings,
@@ -113,7 +114,9 @@ class Server:
             **strategy.report,
         }
         if strategy.assignment is not None:
-            metrics |= clustering_metrics(strategy.assignment, before, setup.groups, strategy.K)
+            metrics |= clustering_metrics(
+                strategy.assignment, before, setup.groups, strategy.K, setup.plugins
+            )
             if setup.levels is not None:
                 metrics["ari_by_level"] = [
                     clustering_metrics(strategy.assignment, None, level, strategy.K)["ari"]
@@ -179,9 +182,9 @@ class Server:
         return table
 
     def _centres(self, metrics: dict[str, Any]) -> dict[str, dict[str, npt.NDArray[Any]]]:
-        """Every cluster model on held-out samples of every planted distribution (FedSoft's Tables 1, 3, 4).
+        """Every cluster model on held-out samples of every ground-truth distribution (FedSoft's Tables 1, 3, 4).
 
-        `centre_accuracy` or `centre_mse`: a row per distribution, a column per model; all figures go to a record.
+        `centre_accuracy` or `centre_mse`: a row per distribution, a column per model; all metrics go to a record.
         """
         centres = self.strategy.centre_models() if self.setup.distributions else []
         if not centres:
@@ -189,9 +192,9 @@ class Server:
         rows = self.fleet.measure(centres, self.setup.distributions)
         shape = (self.setup.distributions, len(centres))
         columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-        for name in ("accuracy", "mse"):
-            if name in columns:
-                metrics[f"centre_{name}"] = columns[name].reshape(shape).tolist()
+        for spec in specs(self.setup.plugins):
+            if spec.name in columns and "distributions" in spec.shown:
+                metrics[f"centre_{spec.name}"] = columns[spec.name].reshape(shape).tolist()
         distribution, centre = np.indices(shape).reshape(2, -1)
         return {"centres": {"distribution": distribution, "centre": centre, **columns}}
 

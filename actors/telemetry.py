@@ -11,12 +11,22 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.reports import RoundReport
+from archipelago.core.vocabulary import Vocabulary, built_in, registered
 
 TAGS = ("run", "method", "data", "seed")
+
+
+def _measured(known: Vocabulary) -> dict[str, str]:
+    """A gauge for every metric that asks for one."""
+    return {
+        f"archipelago_{each.name}": f"Test {each.label}, weighted by training samples"
+        for each in known.shown("monitor")
+    }
+
+
 GAUGES = {
     "archipelago_round": "Rounds done",
-    "archipelago_accuracy": "Test accuracy, weighted by training samples",
-    "archipelago_macro_f1": "Test macro-F1, weighted by training samples",
+    **_measured(built_in()),
     "archipelago_cluster_size": "Clients in each cluster",
     "archipelago_round_seconds": "Seconds of the last round by stage; `round` is the whole",
 }
@@ -36,7 +46,7 @@ def _instruments() -> dict[str, Any]:
     from ray.util.metrics import Counter, Gauge
 
     made: dict[str, Any] = {}
-    for kind, names in ((Gauge, GAUGES), (Counter, COUNTERS)):
+    for kind, names in ((Gauge, GAUGES | _measured(registered())), (Counter, COUNTERS)):
         for name, about in names.items():
             made[name] = kind(name, description=about, tag_keys=(*TAGS, *EXTRA.get(name, ())))
     return made
@@ -58,8 +68,8 @@ class Telemetry:
             self._model_bytes = 4 * max((part["stop"] for part in spec()), default=0)
         metrics = report.metrics
         self._set("archipelago_round", report.round)
-        self._set("archipelago_accuracy", metrics.get("micro_accuracy"))
-        self._set("archipelago_macro_f1", metrics.get("micro_macro_f1"))
+        for each in registered().shown("monitor"):
+            self._set(f"archipelago_{each.name}", metrics.get(f"micro_{each.name}"))
         sizes = metrics.get("cluster_sizes")
         for cluster, size in enumerate(sizes if isinstance(sizes, list) else []):
             self._set("archipelago_cluster_size", size, cluster=str(cluster))
@@ -74,5 +84,5 @@ class Telemetry:
                 instruments["archipelago_bytes_total"].inc(moved, tags={**self._tags, "direction": direction})
 
     def _set(self, name: str, value: Any, **extra: str) -> None:
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and name in _instruments():
             _instruments()[name].set(value, tags={**self._tags, **extra})

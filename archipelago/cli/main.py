@@ -347,8 +347,16 @@ def _report(folder: Path, address: str) -> tuple[Report, str]:
     from archipelago.reports.build import ReportRequest, build_report
     from archipelago.runs.storage import join
 
-    built = build_report(ReportRequest([str(folder)], figures="no"))
+    built = build_report(ReportRequest([str(folder)], figures="no"), method_labels)
     return built, _kept(built, join(address, "report"))
+
+
+def method_labels() -> dict[str, str]:
+    """What the platform's methods are called, for reports of runs from before runs wrote it down."""
+    import archipelago.strategies  # noqa: F401  (registers them)
+    from archipelago.core.vocabulary import registered_labels
+
+    return registered_labels()
 
 
 def _drawn(address: str) -> str:
@@ -407,7 +415,7 @@ def report(request: Request) -> None:
             stack.callback(shutil.rmtree, asked.out, ignore_errors=True)
         elif addresses and len(asked.paths) == 1 and not into:
             into = join(addresses[0], "report")
-        built = build_report(asked)
+        built = build_report(asked, method_labels)
         page = _kept(built, into)
     print_tables(built.tables, sys.stdout)
     print(f"Report: {page} (beside it: tables, and figures/ for papers)")

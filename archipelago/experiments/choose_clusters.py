@@ -17,6 +17,7 @@ from actors.session import InProcessSession
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.core.settings import ExperimentSettings
+from archipelago.core.vocabulary import built_in
 from archipelago.data import Federation, build_federation
 from archipelago.experiments.config import options
 from archipelago.experiments.plan import make_plan
@@ -117,7 +118,8 @@ def _try(config: ExperimentSettings, federation: Federation, clusters: int) -> T
     )
     session = InProcessSession(make_plan(tried, federation))
     metrics = [session.run_round(round) for round in range(1, ROUNDS + 1)][-1].metrics
-    score = metrics.get("validation_micro_accuracy", metrics.get("validation_micro_mse"))
+    known = [name.removeprefix("validation_") for name in metrics if name.startswith("validation_")]
+    score = metrics[f"validation_{built_in().headline(known)[0].name}"]
     spread = metrics.get("clustering_objective")
     return Trial(
         clusters,

@@ -12,19 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from archipelago.core.vocabulary import registered
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
     from actors.reports import RoundReport
-
-# What is shown of a round's metrics, in this order, where it exists.
-COLUMNS = {
-    "micro_accuracy": "accuracy",
-    "micro_macro_f1": "macro-F1",
-    "micro_mse": "mse",
-    "cluster_sizes": "clusters",
-    "ari": "ARI",
-}
 
 _EVERY_ROUND = 10  # the first rounds are all shown in a log
 _SHARE = 0.05  # then one line for every twentieth of the rounds ...
@@ -46,13 +39,13 @@ class Progress:
         first_round: int = 0,
         title: str = "",
         *,
-        columns: Mapping[str, str] = COLUMNS,
+        columns: Mapping[str, str] | None = None,
         quiet: bool = False,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rounds, self.first_round, self.title = rounds, first_round, title
-        self._columns = dict(columns)
+        self._columns = dict(shown_columns() if columns is None else columns)
         self._quiet = quiet
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
@@ -151,6 +144,12 @@ class Progress:
 
     def _print(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+
+
+def shown_columns() -> dict[str, str]:
+    """{column: label} of what is shown of a round's metrics, in this order, where it exists."""
+    known = registered()
+    return {**known.progress(), "cluster_sizes": "clusters", **known.progress(over="clusters")}
 
 
 def duration(seconds: float) -> str:

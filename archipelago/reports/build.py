@@ -9,6 +9,7 @@ from pathlib import Path
 from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
 from archipelago.core.registry import nearest
+from archipelago.core.vocabulary import Labels, registered_labels
 from archipelago.reports.figures import Figure, without_lone_choices
 from archipelago.reports.figures_results import result_figures, title_of
 from archipelago.reports.figures_run import run_figures
@@ -81,11 +82,14 @@ class Report:
     warning: str = ""  # what whoever asked for it should know
 
 
-def build_report(request: ReportRequest) -> Report:
-    """Read the runs, write the tables and the page; whatever is refused is refused before a file is written."""
+def build_report(request: ReportRequest, labels: Labels = registered_labels) -> Report:
+    """Read the runs, write the tables and the page; whatever is refused is refused before a file is written.
+
+    `labels` are those of methods, asked for only where a run from before does not say what its method is called.
+    """
     table = request.table or table_of(request.paths)
     published = find_table(table) if table else None
-    groups = make_groups(find_trials(request.paths))
+    groups = make_groups(find_trials(request.paths), labels)
     if not groups:
         raise UserError(
             f"Expected runs in {', '.join(request.paths)}, found none: the sweep has no trials yet."

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from archipelago.core.vocabulary import Column, Vocabulary, merged
+from archipelago.reports.costs import model_size
 from archipelago.reports.figures import Figure, numbers, short
 from archipelago.reports.groups import Group, by_block, mean, std
-from archipelago.reports.names import Metric, headline_metrics, metric
 from archipelago.reports.runs import RunFiles
-from archipelago.reports.tables import Cell, Table, model_size
+from archipelago.reports.tables import Cell, Table
 
 _MOST_POINTS = 101  # values that stand for the clients of a group
 _STAGES = 6  # stages of a round with a colour of their own
@@ -28,7 +29,7 @@ def result_figures(groups: Sequence[Group], tables: Sequence[Table]) -> list[Fig
         if not with_runs:
             continue
         colors = {id(group): at for at, group in enumerate(with_runs)}
-        for each in _curve_metrics(with_runs):
+        for each in _vocabulary(with_runs).curves(_measured(with_runs)):
             figures += _convergence(problem, with_runs, each, colors)
         (table,) = [table for table in tables if table.title == problem]
         figures += _bars(problem, table, colors)
@@ -48,11 +49,8 @@ def _measured(groups: Sequence[Group]) -> list[str]:
     )
 
 
-def _curve_metrics(groups: Sequence[Group]) -> list[Metric]:
-    known = _measured(groups)
-    found = headline_metrics(known)
-    extra = [name for name in ("micro_loss", "ari", "worst10_accuracy") if name in known]
-    return found + [metric(name) for name in extra if name not in {each.name for each in found}]
+def _vocabulary(groups: Sequence[Group]) -> Vocabulary:
+    return merged(group.vocabulary for group in groups)
 
 
 def curve(group: Group, name: str) -> dict[str, Any] | None:
@@ -73,7 +71,7 @@ def _in_all(values: Sequence[Mapping[int, float]]) -> dict[int, list[float]]:
     return {number: [found[number] for found in known] for number in rounds}
 
 
-def _convergence(problem: str, groups: Sequence[Group], each: Metric, colors: dict[int, int]) -> list[Figure]:
+def _convergence(problem: str, groups: Sequence[Group], each: Column, colors: dict[int, int]) -> list[Figure]:
     series = []
     for group in groups:
         found = curve(group, each.name)
@@ -150,11 +148,11 @@ def _axis(cells: Sequence[Cell]) -> tuple[float, float]:
 
 
 def _clients(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> list[Figure]:
-    known = _measured(groups)
-    name = next((name for name in ("accuracy", "mse", "loss") if f"micro_{name}" in known), None)
-    if name is None:
+    first = _vocabulary(groups).headline(_measured(groups))[:1]
+    if not first:
         return []
-    each = metric(f"micro_{name}")
+    (each,) = first
+    name = each.name.removeprefix("micro_")
     series = []
     for group in groups:
         values = client_values(group, name)
@@ -169,12 +167,12 @@ def _clients(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> l
     if not series:
         return []
     about = (
-        "Each client's own test figure, mean of the last evaluations, all seeds together. Many clients are shown by "
-        f"{_MOST_POINTS} evenly spaced quantiles."
+        "Each client's own value on test data, mean of the last evaluations, all seeds together. Many clients are "
+        f"shown by {_MOST_POINTS} evenly spaced quantiles."
     )
     if any(group.settings.get("holdout_clients") for group in groups):
         about += " Clients that were held out are not among them."
-    return [Figure("clients", "clients", "How clients fare", about, "spread", {"y": each.label, "series": series},
+    return [Figure("clients", "clients", "Per-client results", about, "spread", {"y": each.label, "series": series},
                    {"problem": problem})]  # fmt: skip
 
 
@@ -186,7 +184,7 @@ def client_values(group: Group, name: str) -> Any:
             continue
         table = run.table("clients", ["round", "client", "held_out", name], figures["evaluations"])
         if name in table:
-            # As in the headline figure, which is over clients that train.
+            # As in the headline, which is over clients that train.
             trains = ~np.asarray(table.get("held_out", np.zeros(len(table[name]))), bool)
             order = np.unique(table["client"][trains], return_inverse=True)[1]
             sums = np.bincount(order, weights=table[name][trains].astype(np.float64))
@@ -203,9 +201,10 @@ def _cost(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> list
 
 
 def _work_curves(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> list[Figure]:
-    metrics = headline_metrics(_measured(groups))[:1]
+    vocabulary = _vocabulary(groups)
     figures = []
-    for each in metrics:
+    for each in vocabulary.headline(_measured(groups))[:1]:
+        label = vocabulary.metrics[each.name.removeprefix("micro_")].label
         for axis, along in (("megabytes moved per client", _megabytes), ("seconds", _seconds)):
             series = []
             for group in groups:
@@ -223,9 +222,9 @@ def _work_curves(problem: str, groups: Sequence[Group], colors: dict[int, int]) 
                     "What is reached for what was spent so far, means over seeds: model values moved per "
                     "participant, or time."
                 )
-                figures.append(Figure("work", "cost", "Accuracy for its cost" if "accuracy" in each.label else
-                                      f"{each.label} for its cost", about, "lines", data,
-                                      {"problem": problem, "cost": axis}))  # fmt: skip
+                title = f"{label[0].upper()}{label[1:]} for its cost"
+                choice = {"problem": problem, "cost": axis}
+                figures.append(Figure("work", "cost", title, about, "lines", data, choice))
     return figures
 
 

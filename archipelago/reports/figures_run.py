@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from archipelago.core.vocabulary import of_run
+from archipelago.reports.centres import centre_columns
 from archipelago.reports.federation import SHOWN, read_federation
 from archipelago.reports.figures import PALETTE, Figure, chosen_of, evenly, numbers, spaced
 from archipelago.reports.figures_federation import COMPARED, label_bars, similarity_map
@@ -132,8 +134,9 @@ def _planted(run: RunFiles) -> list[Figure]:
     data = flow_data(["planted group", f"found in round {last}"], [groups, found[last]], str)
     for node in data["nodes"]:
         node["name"] = f"group {node['name']}" if node["column"] == 0 else _cluster(int(node["name"]))
+    shown = of_run(run.path).summary(over="clusters")
     agreement = [
-        f"{key.upper()} {row[key]:.3f}" for row in run.metrics[-1:] for key in ("ari", "nmi") if key in row
+        f"{label} {row[key]:.3f}" for row in run.metrics[-1:] for key, label in shown.items() if key in row
     ]
     about = f"Planted groups against the clusters that were found. {', '.join(agreement)}".strip()
     return [Figure("planted", "clusters", "Planted and found", about, "flow", data)]
@@ -317,14 +320,10 @@ def _weights(run: RunFiles) -> list[Figure]:
 def _distributions(run: RunFiles) -> list[Figure]:
     """Every cluster model on held-out samples of every planted distribution (FedSoft, Figure 1 and Tables 1, 3, 4)."""
     figures: list[Figure] = []
-    for name in ("centre_accuracy", "centre_mse"):
+    for name, spec in centre_columns((name for row in run.metrics for name in row), of_run(run.path)).items():
         rows = [row for row in run.metrics if name in row]
-        if not rows:
-            continue
-        label = "accuracy (%)" if name == "centre_accuracy" else "mean squared error"
-        values = np.asarray([row[name] for row in rows], np.float64) * (
-            100 if name == "centre_accuracy" else 1
-        )
+        label = spec.title
+        values = np.asarray([row[name] for row in rows], np.float64) * spec.scale
         sources, models = values.shape[1:]
         series = [{"name": f"distribution {d}, model {k}", "x": [row["round"] for row in rows],
                    "y": numbers(values[:, d, k]), "low": None, "high": None, "marks": [], "color": k, "dash": d}

@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from archipelago.reports.names import Metric, label_of, metric, setting_text, value_text
+from archipelago.core.vocabulary import (
+    Column,
+    Labels,
+    Vocabulary,
+    built_in,
+    merged,
+    of_run,
+    registered_labels,
+)
+from archipelago.reports.names import setting_text, value_text
 from archipelago.reports.runs import RunFiles, Trial
 from archipelago.reports.summary import figures_of
 
@@ -38,14 +47,20 @@ class Group:
     missing: list[Trial] = field(default_factory=list)
     name: str = ""  # as a sweep calls it
     told: Mapping[Path, Trial] = field(default_factory=dict)  # what a sweep says of the runs
+    vocabulary: Vocabulary = field(default_factory=built_in)
 
     @property
-    def tuned(self) -> Metric | None:
-        """The figure on validation data that the group competed with others by; None where it did not."""
+    def method(self) -> str:
+        """The label of its method alone."""
+        return self.vocabulary.label_of(self.config)
+
+    @property
+    def tuned(self) -> Column | None:
+        """The metric on validation data that the group competed with others by; None where it did not."""
         trial = next((trial for trial in self.told.values() if trial.tuned), None)
         if trial is None:
             return None
-        by = metric(trial.tuned)
+        by = self.vocabulary.column(trial.tuned)
         return by if trial.mode == "auto" else replace(by, higher_is_better=trial.mode == "max")
 
     @cached_property
@@ -60,7 +75,7 @@ class Group:
 
     @cached_property
     def finished(self) -> dict[int, dict[str, Any]]:
-        """Seed -> final figures of the runs that count."""
+        """Seed -> final metrics of the runs that count."""
         return {_seed(run): figures_of(run) for run in self.counted}
 
     @property
@@ -169,8 +184,11 @@ class _Entry:
     missing: list[Trial] = field(default_factory=list)
 
 
-def make_groups(trials: Iterable[Trial]) -> list[Group]:
-    """The groups of all trials, in the order in which their first run was given."""
+def make_groups(trials: Iterable[Trial], labels: Labels = registered_labels) -> list[Group]:
+    """The groups of all trials, in the order in which their first run was given.
+
+    `labels` are those of methods, for runs from before a run said itself what its method is called.
+    """
     trials = list(trials)
     with_runs = [(trial, trial.run, _telling(trial, trial.run)) for trial in trials if trial.run is not None]
     # What a sweep compares although it tells no results apart, as executors: names of one sweep by settings.
@@ -196,7 +214,7 @@ def make_groups(trials: Iterable[Trial]) -> list[Group]:
             by_name[_named(trial)].missing.append(trial)
         else:
             alone.setdefault(_named(trial), []).append(trial)
-    groups = _labelled(list(found.values()))
+    groups = _labelled(list(found.values()), labels)
     for group in groups:
         group.told = {run.path: told[run.path] for run in group.runs if run.path in told}
     return groups + _without_runs(list(alone.values()))
@@ -249,7 +267,7 @@ def _taken_over(run: RunFiles) -> dict[str, str]:
     return found
 
 
-def _labelled(entries: Sequence[_Entry]) -> list[Group]:
+def _labelled(entries: Sequence[_Entry], labels: Labels) -> list[Group]:
     varying = _varying([entry.settings for entry in entries])
     groups = []
     for entry in entries:
@@ -263,8 +281,11 @@ def _labelled(entries: Sequence[_Entry]) -> list[Group]:
         block = ", ".join(
             [str(settings.get("data.name", "?")), str(settings.get("partition.name", "?")), *problem]
         )
-        label = label_of(entry.runs[0].config) + (f" ({', '.join(own)})" if own else "")
-        groups.append(Group(label, block, settings, entry.runs, entry.missing, entry.name))
+        vocabulary = merged(of_run(run.path, labels) for run in entry.runs)
+        label = vocabulary.label_of(entry.runs[0].config) + (f" ({', '.join(own)})" if own else "")
+        groups.append(
+            Group(label, block, settings, entry.runs, entry.missing, entry.name, vocabulary=vocabulary)
+        )
     return groups
 
 

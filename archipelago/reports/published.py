@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from archipelago.core.errors import UserError
+from archipelago.core.vocabulary import built_in
 from archipelago.reports.centres import served_by
 
 FILE = Path(__file__).with_name("published_results.csv")
@@ -150,7 +151,7 @@ def _with_named_centres(rows: Sequence[Published]) -> list[Published]:
         matrix = np.full((max(d for _, d, _ in cells) + 1, max(c for *_, c in cells) + 1), np.nan)
         for at, distribution, centre in cells:
             matrix[distribution, centre] = rows[at].mean
-        serves = served_by(name, matrix)
+        serves = served_by(matrix, built_in().column(name.replace("centre", "micro")).higher_is_better)
         for at, distribution, centre in cells:
             made[at] = replace(rows[at], metric=f"{name}[{distribution},{serves[centre]}]")
     return made

@@ -15,10 +15,10 @@ from typing import Any, TextIO
 
 from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
-from archipelago.reports.centres import centre_figures
+from archipelago.core.vocabulary import Vocabulary, of_run
+from archipelago.reports.centres import centre_columns, centre_metrics
 from archipelago.reports.runs import Row, RunFiles
 
-_METRICS = {"accuracy": "accuracy", "macro_f1": "macro-F1", "mse": "mean squared error", "loss": "loss"}
 _KINDS = {"micro": "weighted", "macro": "plain mean", "worst10": "worst 10%", "std": "std"}
 _SHOWN_EVENTS = 20
 
@@ -50,8 +50,9 @@ def print_table(path: str | Path, stream: TextIO | None = None) -> None:
     stream = sys.stdout if stream is None else stream
     run = RunFiles(Path(path))
     figures = figures_of(run)
-    blocks = _blocks(figures)
-    facts = _facts(figures)
+    words = of_run(run.path)
+    blocks = _blocks(figures, words)
+    facts = _facts(figures, words)
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
         from rich.console import Console
         from rich.table import Table
@@ -90,7 +91,7 @@ def figures_of(run: RunFiles) -> dict[str, Any]:
     last = evaluations[-count:]
     names = dict.fromkeys(name for row in last for name in row if name != "round")
     final = {name: mean for name in names if (mean := _mean(row.get(name) for row in last)) is not None}
-    final |= centre_figures(last)
+    final |= centre_metrics(last, of_run(run.path))
     sizes = [row["cluster_sizes"] for row in run.metrics if "cluster_sizes" in row]
     seconds = [row["total"] for row in run.timings if "total" in row]
     return {
@@ -123,7 +124,7 @@ def _mean(values: Iterable[Any]) -> float | None:
 # Words ------------------------------------------------------------------------------------------------------
 
 
-def _blocks(figures: Mapping[str, Any]) -> list[tuple[str, list[list[str]]]]:
+def _blocks(figures: Mapping[str, Any], words: Vocabulary) -> list[tuple[str, list[list[str]]]]:
     """Titled tables: a row per metric, a column per way of summing up clients."""
     blocks = []
     rounds = figures["evaluations"]
@@ -132,28 +133,31 @@ def _blocks(figures: Mapping[str, Any]) -> list[tuple[str, list[list[str]]]]:
         shown = ", ".join(map(str, rounds)) if len(rounds) <= 5 else f"{rounds[0]} to {rounds[-1]}"
         over += f" (rounds {shown})"
     for split, title in (("", "Test data"), ("train_", "Training data")):
-        if rows := _table(figures["final"], split):
+        if rows := _table(figures["final"], split, words):
             blocks.append((f"{title}: {over}", rows))
     best = figures["best_by_validation"]
-    if best and (rows := _table(best["figures"], "")):
+    if best and (rows := _table(best["figures"], "", words)):
         blocks.append((f"Test data at round {best['round']}, which has the lowest validation loss", rows))
     return blocks
 
 
-def _table(figures: Mapping[str, Any], split: str) -> list[list[str]]:
+def _table(figures: Mapping[str, Any], split: str, words: Vocabulary) -> list[list[str]]:
     return [
         [label, *(_number(figures.get(f"{split}{kind}_{metric}")) for kind in _KINDS)]
-        for metric, label in _METRICS.items()
+        for metric, label in words.summary().items()
         if f"{split}micro_{metric}" in figures
     ]
 
 
-def _facts(figures: Mapping[str, Any]) -> list[str]:
+def _facts(figures: Mapping[str, Any], words: Vocabulary) -> list[str]:
     facts = []
     if figures["cluster_sizes"] is not None:
         text = f"Clusters: {', '.join(map(str, figures['cluster_sizes']))} clients"
         if "ari" in figures["final"]:
-            agreement = (f"{label} {_number(figures['final'].get(key))}" for key, label in _AGREEMENT.items())
+            agreement = (
+                f"{label} {_number(figures['final'].get(key))}"
+                for key, label in words.summary(over="clusters").items()
+            )
             text += f"; against the planted groups: {', '.join(agreement)}"
         facts.append(text + ".")
     down, up = (figures["final"].get(f"cost_models_{way}") for way in ("down", "up"))
@@ -174,9 +178,6 @@ def _facts(figures: Mapping[str, Any]) -> list[str]:
     return facts
 
 
-_AGREEMENT = {"ari": "ARI", "nmi": "NMI"}
-
-
 def _number(value: Any) -> str:
     if value is None:
         return "-"
@@ -194,12 +195,13 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
         lines.append(f"{_line(run.status['sentence'])}")
     lines += ["", _what(run, clustered=figures["cluster_sizes"] is not None), ""]
     weights = {"train": "training", "test": "test"}.get(str(run.setting("evaluation.weights")))
-    for title, rows in _blocks(figures):
+    words = of_run(run.path)
+    for title, rows in _blocks(figures, words):
         header = ["", *_KINDS.values()]
         lines += [f"## {title}", "", f"| {' | '.join(header)} |", "|---|" + "---:|" * len(_KINDS)]
         lines += [f"| {' | '.join(row)} |" for row in rows]
         lines.append("")
-    lines += _centres(run.metrics)
+    lines += _centres(run.metrics, words)
     if figures["evaluations"]:
         by = f" by {weights} samples" if weights else ""
         lines += [
@@ -209,7 +211,7 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
         ]
     else:
         lines += ["No round was evaluated yet.", ""]
-    lines += [f"- {fact}" for fact in _facts(figures)]
+    lines += [f"- {fact}" for fact in _facts(figures, words)]
     lines += ["", "## What happened", ""]
     shown = run.events[-_SHOWN_EVENTS:]
     if len(shown) < len(run.events):
@@ -225,21 +227,17 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _centres(metrics: list[Row]) -> list[str]:
+def _centres(metrics: list[Row], words: Vocabulary) -> list[str]:
     """Every cluster model on held-out samples of every planted distribution, at the last evaluation; best bold."""
-    for name, label, best in (
-        ("centre_accuracy", "accuracy", max),
-        ("centre_mse", "mean squared error", min),
-    ):
+    for name, spec in centre_columns((name for row in metrics for name in row), words).items():
         measured = [row for row in metrics if name in row]
-        if not measured:
-            continue
+        best = max if spec.better == "higher" else min
         matrix = measured[-1][name]
         header = ["distribution", *(f"model {k}" for k in range(len(matrix[0])))]
         lines = [
             "## Cluster models on every planted distribution",
             "",
-            f"Each model's {label} on held-out samples, round {measured[-1]['round']}:",
+            f"Each model's {spec.label} on held-out samples, round {measured[-1]['round']}:",
             "",
             f"| {' | '.join(header)} |",
             "|---|" + "---:|" * len(matrix[0]),

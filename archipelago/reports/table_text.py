@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from archipelago.reports.names import Metric
-from archipelago.reports.tables import COSTS, Cell, Table, TableRow
+from archipelago.core.vocabulary import Column
+from archipelago.reports.costs import COSTS
+from archipelago.reports.tables import Cell, Table, TableRow
 
 PLUS_MINUS = "±"
 Style = Callable[[str, int | None], str]  # (text, rank) -> text
@@ -44,7 +45,7 @@ def _line(table: Table, row: TableRow, style: Style, plus_minus: str) -> list[st
 
 
 def _beside(
-    table: Table, metric: Metric, plus_minus: str = f" {PLUS_MINUS} "
+    table: Table, metric: Column, plus_minus: str = f" {PLUS_MINUS} "
 ) -> list[tuple[str, Callable[[Cell], str]]]:
     columns: list[tuple[str, Callable[[Cell], str]]] = []
 
@@ -66,7 +67,7 @@ def _beside(
 
 
 def mean_text(
-    value: float | None, spread: float | None, metric: Metric, plus_minus: str = f" {PLUS_MINUS} "
+    value: float | None, spread: float | None, metric: Column, plus_minus: str = f" {PLUS_MINUS} "
 ) -> str:
     """`94.64 ± 1.54`, without the second part where there is one seed, empty where there is none."""
     if value is None:
@@ -248,7 +249,7 @@ def as_csv(tables: Sequence[Table]) -> str:
     return text.getvalue()
 
 
-def _csv_cells(table: Table, row: TableRow, metric: Metric) -> list[object]:
+def _csv_cells(table: Table, row: TableRow, metric: Column) -> list[object]:
     cell = row.cells[metric.name]
     printed = cell.published
     values = row.by_seed(metric.name)

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-import statistics
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from archipelago.core.citations import CITATIONS
 from archipelago.core.errors import UserError
 from archipelago.core.registry import nearest
-from archipelago.reports.centres import KINDS
-from archipelago.reports.groups import Group, by_block, mean
-from archipelago.reports.names import Metric, headline_metrics, label_of, metric
+from archipelago.core.vocabulary import Column, Vocabulary, merged
+from archipelago.reports.centres import centre_columns, is_of_centres
+from archipelago.reports.costs import COSTS, costs
+from archipelago.reports.groups import Group, by_block
 from archipelago.reports.published import Published, deviations, published_for, rows_of
 from archipelago.reports.significance import TESTS, holm, paired_p
-
-COSTS = {
-    "models_stored": "models stored",
-    "models_down": "models received",
-    "models_up": "models delivered",
-    "gradients": "samples trained on",
-    "forwards": "samples evaluated",
-    "computation": "computation",
-    "megabytes": "MB moved",
-    "seconds_per_round": "s per round",
-    "minutes": "minutes",
-}
 
 
 @dataclass(frozen=True)
@@ -62,7 +47,7 @@ class TableRow:
     note: str = ""
     group: Group | None = None
     distribution: int | None = (
-        None  # of a row about one planted distribution: stands for `*` in a metric's name
+        None  # of a row about one ground-truth distribution: stands for `*` in a metric's name
     )
 
     def by_seed(self, name: str) -> dict[int, float]:
@@ -79,11 +64,11 @@ class Table:
     """All methods on one problem."""
 
     title: str
-    metrics: Sequence[Metric]
+    metrics: Sequence[Column]
     rows: Sequence[TableRow]
     notes: Sequence[str] = field(default_factory=tuple)
-    tuned: Metric | None = (
-        None  # the figure on validation data that ranks go by, instead of each column's own
+    tuned: Column | None = (
+        None  # the metric on validation data that ranks go by, instead of each column's own
     )
     ranked: bool = True  # rows compete with each other
 
@@ -166,8 +151,8 @@ def _table(
     return Table(title, metrics, rows, notes, tuned)
 
 
-def _chosen(rows: Sequence[TableRow], shown: Metric, tuned: Metric) -> list[str]:
-    """What tuning came to: the best setting of every method by validation data, and its test figure."""
+def _chosen(rows: Sequence[TableRow], shown: Column, tuned: Column) -> list[str]:
+    """What tuning came to: the best setting of every method by validation data, and its metric on test data."""
     notes = [
         f"Ranks go by {tuned.label}, in every column: what was tuned is never chosen on test data. A setting with "
         "fewer finished seeds than others has none."
@@ -175,7 +160,7 @@ def _chosen(rows: Sequence[TableRow], shown: Metric, tuned: Metric) -> list[str]
     best: dict[str, TableRow] = {}
     for row in rows:
         if row.group is not None and row.cells[tuned.name].rank is not None:
-            method = label_of(row.group.config)
+            method = row.group.method
             if method not in best or row.cells[tuned.name].rank < best[method].cells[tuned.name].rank:  # type: ignore[operator]  # seen
                 best[method] = row
     for row in best.values():
@@ -189,14 +174,14 @@ def _chosen(rows: Sequence[TableRow], shown: Metric, tuned: Metric) -> list[str]
 
 
 def _centres(title: str, groups: Sequence[Group], table: tuple[str, str] | None) -> list[Table]:
-    """Every cluster model on every planted distribution, as FedSoft prints it: a row per distribution."""
+    """Every cluster model on every ground-truth distribution, as FedSoft prints it: a row per distribution."""
     rows: list[TableRow] = []
-    metrics: dict[str, Metric] = {}
+    metrics: dict[str, Column] = {}
     for group in groups:
         known = dict.fromkeys(name for run in group.finished.values() for name in run["final"])
-        for name in KINDS:
+        for name in centre_columns((key.partition("[")[0] for key in known), group.vocabulary):
             count = sum(key.startswith(f"{name}[") for key in known)
-            columns = [centre_column(name, served) for served in range(math.isqrt(count))]
+            columns = [centre_column(name, served, group.vocabulary) for served in range(math.isqrt(count))]
             printed = published_for(group.config, group.clusters, table) if columns else {}
             metrics |= {each.name: each for each in columns}
             for d in range(len(columns)):
@@ -213,11 +198,11 @@ def _centres(title: str, groups: Sequence[Group], table: tuple[str, str] | None)
         return []
     rows = [replace(row, cells={name: row.cells.get(name, Cell()) for name in metrics}) for row in rows]
     notes = _notes(groups, rows, "t", "")
-    notes.insert(1, "A row is a planted distribution, a column the cluster model that serves one of them: models are "
-                    "matched with distributions so that together they serve all of them best.")  # fmt: skip
+    notes.insert(1, "A row is a ground-truth distribution, a column the cluster model that serves one of them: models "
+                    "are matched with distributions so that together they serve all of them best.")  # fmt: skip
     return [
         Table(
-            f"{title}: cluster models on planted distributions",
+            f"{title}: cluster models on ground-truth distributions",
             [*metrics.values()],
             rows,
             notes,
@@ -226,15 +211,16 @@ def _centres(title: str, groups: Sequence[Group], table: tuple[str, str] | None)
     ]
 
 
-def centre_column(name: str, served: int) -> Metric:
+def centre_column(name: str, served: int, vocabulary: Vocabulary) -> Column:
     """The column of the cluster model that serves one distribution."""
-    plain = metric(name.replace("centre", "micro"))
+    plain = vocabulary.column(name.replace("centre", "micro"))
     return replace(plain, name=f"{name}[*,{served}]", label=f"model for {served}: {plain.label}")
 
 
 def _metrics(
     groups: Sequence[Group], printed: Mapping[int, Mapping[str, Published]], wanted: Sequence[str]
-) -> list[Metric]:
+) -> list[Column]:
+    vocabulary = merged(group.vocabulary for group in groups)
     known = list(
         dict.fromkeys(name for group in groups for run in group.finished.values() for name in run["final"])
     )
@@ -242,21 +228,23 @@ def _metrics(
         for name in wanted:
             if known and name not in known:
                 raise UserError(f"Unknown metric '{name}'. {nearest(name, known)}")
-        return [metric(name) for name in wanted]
-    found = headline_metrics(known) or [metric("micro_accuracy"), metric("micro_macro_f1")]
+        return [vocabulary.column(name) for name in wanted]
+    found = vocabulary.headline(known) or [
+        vocabulary.column(f"micro_{spec.name}")
+        for spec in vocabulary.shown("table")
+        if "classes" in spec.tasks
+    ]
     have = {each.name for each in found}
     extra = dict.fromkeys(
         name
         for each in printed.values()
         for name in each
-        if name in known
-        and name not in have
-        and not name.startswith(tuple(KINDS))  # these have a table of their own
+        if name in known and name not in have and not is_of_centres(name)  # these have a table of their own
     )
-    return found + [metric(name) for name in extra]
+    return found + [vocabulary.column(name) for name in extra]
 
 
-def _row(group: Group, metrics: Sequence[Metric], printed: Mapping[str, Published]) -> TableRow:
+def _row(group: Group, metrics: Sequence[Column], printed: Mapping[str, Published]) -> TableRow:
     cells = {}
     for each in metrics:
         cells[each.name] = replace(_cell(group, each.name, each), published=printed.get(each.name))
@@ -265,7 +253,7 @@ def _row(group: Group, metrics: Sequence[Metric], printed: Mapping[str, Publishe
     )
 
 
-def _cell(group: Group, name: str, shown: Metric) -> Cell:
+def _cell(group: Group, name: str, shown: Column) -> Cell:
     average, spread = group.mean(name), group.std(name)
     return Cell(
         None if average is None else shown.scale * average, None if spread is None else shown.scale * spread
@@ -273,7 +261,7 @@ def _cell(group: Group, name: str, shown: Metric) -> Cell:
 
 
 def _not_run(
-    groups: Sequence[Group], table: tuple[str, str], metrics: Sequence[Metric], rows: Sequence[TableRow]
+    groups: Sequence[Group], table: tuple[str, str], metrics: Sequence[Column], rows: Sequence[TableRow]
 ) -> list[TableRow]:
     """The printed rows of this problem that no group stands for."""
     there = [cell.published for row in rows for cell in row.cells.values() if cell.published is not None]
@@ -292,9 +280,9 @@ def _not_run(
 
 
 def _ranked(
-    rows: Sequence[TableRow], metrics: Sequence[Metric], tuned: Metric | None = None
+    rows: Sequence[TableRow], metrics: Sequence[Column], tuned: Column | None = None
 ) -> list[TableRow]:
-    """Rank 1 is the best mean, of the tuned figure in every column if there is one; equal means share a rank."""
+    """Rank 1 is the best mean, of the tuned metric in every column if there is one; equal means share a rank."""
     ranks: list[dict[str, int]] = [{} for _ in rows]
     # A setting of which a scheduler stopped the worse seeds must not win by the others.
     whole = max((len(row.seeds) for row in rows), default=0) if tuned is not None else 0
@@ -312,7 +300,7 @@ def _ranked(
 
 
 def _tested(
-    rows: Sequence[TableRow], metrics: Sequence[Metric], test: str, against: str | None
+    rows: Sequence[TableRow], metrics: Sequence[Column], test: str, against: str | None
 ) -> tuple[list[TableRow], str]:
     """p-values against one row, corrected over the rows of a column; and against which row."""
     changes: dict[int, dict[str, dict[str, float]]] = {}
@@ -372,36 +360,3 @@ def _notes(groups: Sequence[Group], rows: Sequence[TableRow], test: str, compare
             which = "" if row.clusters is None else f" (K = {row.clusters})"
             notes.append(f"{row.label}{which}: {row.note}.")
     return notes
-
-
-# Costs ------------------------------------------------------------------------------------------------------
-
-
-def costs(group: Group) -> dict[str, float]:
-    """What the group's finished runs cost: means over all rounds and seeds; empty if nothing is finished."""
-    finished = group.counted
-    found: dict[str, float] = {}
-    for name in ("models_stored", "models_down", "models_up", "gradients", "forwards", "computation"):
-        values = [row[f"cost_{name}"] for run in finished for row in run.metrics if f"cost_{name}" in row]
-        if values:
-            found[name] = mean(values)
-    size = model_size(finished[0].path) if finished else None
-    if size is not None and {"models_down", "models_up"} <= set(found):
-        found["megabytes"] = (found["models_down"] + found["models_up"]) * size * 4 / 1e6
-    seconds = [[row["total"] for row in run.timings if "total" in row] for run in finished]
-    if any(seconds):
-        found["seconds_per_round"] = statistics.median(value for each in seconds for value in each)
-        found["minutes"] = mean([math.fsum(each) for each in seconds]) / 60
-    return found
-
-
-def model_size(run: Path) -> int | None:
-    """Parameters and buffers of one model of the run, from the header of a model file; None without one."""
-    for path in sorted((run / "models").glob("*.safetensors")):
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__" and entry["dtype"] == "F32":
-                return int(entry["shape"][-1])
-    return None

@@ -7,7 +7,7 @@
     partition.safetensors  which client holds which samples     models/              final models and their spec
     checkpoints/           what a resume starts from            records/             what the figures need
     summary.md             the short story, written last        parts/               tables of an unfinished run
-    federation/            clients, their label counts, facts
+    federation/            clients, their label counts, facts   vocabulary.json      labels, what metrics declare
 
 Nothing is ever half written under its final name, except that the last line of a CSV or JSONL file may be
 torn by a kill: `truncate` drops it with everything else that is later than the checkpoint, so that a resumed
@@ -32,6 +32,7 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from archipelago.core import vocabulary
 from archipelago.core.errors import UserError
 from archipelago.core.files import complete_lines, sync_folder, whole_file, write_whole
 from archipelago.runs.environment import environment_differences
@@ -171,6 +172,7 @@ class RunDirectory:
                 (building / folder).mkdir()
             write_whole(building / "config.yaml", config_yaml)
             write_whole(building / "environment.json", _json(dict(environment)))
+            write_whole(building / vocabulary.FILE, _json(vocabulary.describe(_settings(config_yaml))))
             status = Status("running", 0, _settings(config_yaml).get("rounds"))
             write_whole(building / "status.json", _json(asdict(status)))
             if federation is not None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from archipelago.core.errors import UserError
 from archipelago.core.registry import nearest
+from archipelago.core.vocabulary import of_run
 from archipelago.runs.directory import Status, check_is_run, read_status
 from archipelago.runs.growing_files import EventsFile, LongTable, read_csv
 from archipelago.runs.trees import read_arrays, read_arrays_and_metadata
@@ -154,7 +155,8 @@ class Run:
         what = f"{config.get('method', '?')} on {(config.get('data') or {}).get('name', '?')}"
         lines = [f"Run '{self.path}' ({what}, seed {config.get('seed', '?')}): {self.status}"]
         metrics = self.metrics
-        shown = [name for name in ("micro_accuracy", "micro_macro_f1", "micro_mse", "ari") if name in metrics]
+        known = of_run(self.path)
+        shown = [n for n in (*known.progress(), *known.progress(over="clusters")) if n in metrics]
         measured = metrics.dropna(subset=shown[:1]) if shown else metrics[:0]
         if len(measured):
             last = measured.iloc[-1]

@@ -56,7 +56,9 @@ class CAMOptions:
     )
 
 
-@ADDONS.register("cam", "a shared global model under the clusters, logits added (Ma et al. 2023)")
+@ADDONS.register(
+    "cam", "a shared global model under the clusters, logits added (Ma et al. 2023)", label="CAM"
+)
 class CAM(Addon):
     """F_i = h(Theta_g) + f(Theta_c(i))."""
 

@@ -70,7 +70,9 @@ class CFLOptions:
 
 
 @METHODS.register(
-    "cfl", "recursive bi-partition by the cosine of updates, up to `clusters` (Sattler et al. 2021)"
+    "cfl",
+    "recursive bi-partition by the cosine of updates, up to `clusters` (Sattler et al. 2021)",
+    label="CFL",
 )
 class CFL(ClusteredModels):
     """FedAvg in clusters; a cluster at rest whose clients are not is split."""

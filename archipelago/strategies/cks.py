@@ -45,7 +45,9 @@ class CKSOptions:
     )
 
 
-@ADDONS.register("cks", "knowledge sharing: a pull towards the mean of all clusters (thesis ch. 5)")
+@ADDONS.register(
+    "cks", "knowledge sharing: a pull towards the mean of all clusters (thesis ch. 5)", label="CKS"
+)
 class CKS(Addon):
     """(lambda / 2) S in the local objective."""
 

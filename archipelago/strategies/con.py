@@ -41,7 +41,9 @@ class CONOptions:
     tau: float = setting(1.0, "temperature", above=0)
 
 
-@ADDONS.register("con", "contrast between clusters, on parameters or representations (thesis ch. 4)")
+@ADDONS.register(
+    "con", "contrast between clusters, on parameters or representations (thesis ch. 4)", label="CON"
+)
 class CON(Addon):
     """mu T in the local objective."""
 

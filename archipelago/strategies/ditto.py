@@ -39,7 +39,9 @@ class DittoOptions:
     lam: float = setting(1.0, "lambda: pull of a personal model towards the global one", at_least=0)
 
 
-@METHODS.register("ditto", "FedAvg plus a personal model per client pulled towards it (Li et al. 2021)")
+@METHODS.register(
+    "ditto", "FedAvg plus a personal model per client pulled towards it (Li et al. 2021)", label="Ditto"
+)
 class Ditto(SingleModel):
     """w by FedAvg; v_k on F_k(v) + (lambda / 2) ||v - w||^2."""
 

@@ -15,7 +15,7 @@ from archipelago.strategies.base import METHODS, SingleModel
 from archipelago.strategies.interface import FleetView
 
 
-@METHODS.register("fedavg", "one global model, weighted average (McMahan et al. 2017)")
+@METHODS.register("fedavg", "one global model, weighted average (McMahan et al. 2017)", label="FedAvg")
 class FedAvg(SingleModel):
     """Theta_g = sum_i psi_i theta_i."""
 

@@ -37,7 +37,11 @@ class FedDANEOptions:
     mu: float = setting(0.0, "strength of the pull towards the global model", at_least=0)
 
 
-@METHODS.register("feddane", "local gradients corrected by the federation's, in two phases (Li et al. 2019)")
+@METHODS.register(
+    "feddane",
+    "local gradients corrected by the federation's, in two phases (Li et al. 2019)",
+    label="FedDANE",
+)
 class FedDANE(SingleModel):
     """FedProx plus the linear term <g_t - grad F_k(w^{t-1}), w - w^{t-1}>."""
 

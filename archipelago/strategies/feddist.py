@@ -50,7 +50,9 @@ class ReptileStep(SingleModel):
         self.model = moved(self.model, mean, self.options.epsilon)
 
 
-@METHODS.register("feddist", "a part of the way to the plain mean of the models (Reptile; FeSEM's FedDist)")
+@METHODS.register(
+    "feddist", "a part of the way to the plain mean of the models (Reptile; FeSEM's FedDist)", label="FedDist"
+)
 class FedDist(ReptileStep):
     """Every client counts once, whatever `weights` says."""
 
@@ -58,6 +60,8 @@ class FedDist(ReptileStep):
         return np.ones(len(fleet.ids))
 
 
-@METHODS.register("feddws", "a part of the way to the weighted mean of the models (FeSEM's FedDist+WS)")
+@METHODS.register(
+    "feddws", "a part of the way to the weighted mean of the models (FeSEM's FedDist+WS)", label="FedDWS"
+)
 class FedDWS(ReptileStep):
     """Clients count by n_i, or as `weights` says."""

@@ -48,7 +48,7 @@ class FedEMOptions:
     unseen_steps: int = setting(20, "E-steps of a client that never trained, before it predicts", at_least=1)
 
 
-@METHODS.register("fedem", "mixtures of M models, learned by EM (Marfoq et al. 2021)")
+@METHODS.register("fedem", "mixtures of M models, learned by EM (Marfoq et al. 2021)", label="FedEM")
 class FedEM(MixtureModels):
     """E-step, weighted local training of all components, mean of each."""
 

@@ -39,7 +39,7 @@ class FedPerOptions:
     )
 
 
-@METHODS.register("fedper", "a shared backbone under private heads (Arivazhagan et al. 2019)")
+@METHODS.register("fedper", "a shared backbone under private heads (Arivazhagan et al. 2019)", label="FedPer")
 class FedPer(Strategy):
     """W_B = sum_j gamma_j W_B,j; W_P,j stays with client j."""
 

@@ -26,7 +26,9 @@ class FedProxOptions:
     mu: float = setting(0.95, "strength of the pull towards the global model", at_least=0)
 
 
-@METHODS.register("fedprox", "FedAvg with a proximal term towards the global model (Li et al. 2020)")
+@METHODS.register(
+    "fedprox", "FedAvg with a proximal term towards the global model (Li et al. 2020)", label="FedProx"
+)
 class FedProx(SingleModel):
     """FedAvg on l_i + (mu / 2) ||theta - Theta_g||^2."""
 

@@ -30,7 +30,9 @@ from archipelago.strategies.interface import FleetView
 from archipelago.strategies.parameters import descended
 
 
-@METHODS.register("fedsgd", "one full-batch gradient per client, one server step (McMahan et al. 2017)")
+@METHODS.register(
+    "fedsgd", "one full-batch gradient per client, one server step (McMahan et al. 2017)", label="FedSGD"
+)
 class FedSGD(SingleModel):
     """w - eta sum_k (n_k / n) grad F_k(w)."""
 

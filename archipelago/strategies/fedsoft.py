@@ -68,7 +68,9 @@ class FedSoftOptions:
     )
 
 
-@METHODS.register("fedsoft", "soft clusters, one proximal local task for all centres (Ruan, Joe-Wong 2022)")
+@METHODS.register(
+    "fedsoft", "soft clusters, one proximal local task for all centres (Ruan, Joe-Wong 2022)", label="FedSoft"
+)
 class FedSoft(MixtureModels):
     """Estimate u, draw clients by v, train each once on h_k, average each centre's clients."""
 

@@ -109,7 +109,9 @@ class FeMAMOptions:
             )
 
 
-@METHODS.register("femam", "levels of models, global to personal, whose outputs add up (Chen et al. 2024)")
+@METHODS.register(
+    "femam", "levels of models, global to personal, whose outputs add up (Chen et al. 2024)", label="FeMAM"
+)
 class FeMAM(Strategy):
     """Train, cluster and average the newest level on top of the older ones; add the next when it has converged."""
 

@@ -42,7 +42,9 @@ class FeSEMOptions:
     warm: bool = setting(False, "start K-means from the last round's centres")
 
 
-@METHODS.register("fesem", "K-means on client models, mean inside each cluster (Long, Xie et al. 2023)")
+@METHODS.register(
+    "fesem", "K-means on client models, mean inside each cluster (Long, Xie et al. 2023)", label="FeSEM"
+)
 class FeSEM(ByParameters):
     """Local update, E-step, M-step."""
 

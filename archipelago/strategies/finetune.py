@@ -21,7 +21,9 @@ from archipelago.strategies.interface import FleetView
 from archipelago.strategies.references import Prediction, Reference
 
 
-@ADDONS.register("finetune", "an extra local training before the last evaluations (thesis 7.4.4)")
+@ADDONS.register(
+    "finetune", "an extra local training before the last evaluations (thesis 7.4.4)", label="fine-tuning"
+)
 class Finetune(Addon):
     """Local training on top of what the base predicts with."""
 

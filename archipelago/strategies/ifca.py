@@ -44,7 +44,9 @@ class IFCAOptions:
     share_backbone: bool = setting(False, "average everything but the head over all clients")
 
 
-@METHODS.register("ifca", "K cluster models, each client joins the one of least loss (Ghosh et al. 2020)")
+@METHODS.register(
+    "ifca", "K cluster models, each client joins the one of least loss (Ghosh et al. 2020)", label="IFCA"
+)
 class IFCA(ClusteredModels):
     """Alternate r_i = argmin_k L(H_k, D_i) and FedAvg inside each cluster."""
 

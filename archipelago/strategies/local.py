@@ -15,7 +15,7 @@ from archipelago.strategies.parameters import Vector
 from archipelago.strategies.references import Prediction, Private
 
 
-@METHODS.register("local", "every client alone, no federation (NonFed)")
+@METHODS.register("local", "every client alone, no federation (NonFed)", label="Local")
 class Local(Strategy):
     """theta_i is private to client i."""
 

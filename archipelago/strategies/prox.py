@@ -25,7 +25,7 @@ class ProxOptions:
     mu: float = setting(0.95, "strength of the pull towards the model a client received", at_least=0)
 
 
-@ADDONS.register("prox", "a proximal term towards the model a client received (Li et al. 2020)")
+@ADDONS.register("prox", "a proximal term towards the model a client received (Li et al. 2020)", label="Prox")
 class Prox(Addon):
     """(mu / 2) ||theta - start||^2."""
 
@@ -52,7 +52,11 @@ class FewShotsOptions:
     rounds: int = setting(10, "rounds after which the assignment is held still", at_least=1)
 
 
-@ADDONS.register("few_shots", "cluster in the first rounds only, then hold the assignment (thesis ch. 4-6)")
+@ADDONS.register(
+    "few_shots",
+    "cluster in the first rounds only, then hold the assignment (thesis ch. 4-6)",
+    label="few shots",
+)
 class FewShots(Addon):
     """Clustering frozen after n rounds."""
 

@@ -26,7 +26,9 @@ class FixedClusters(ClusteredModels):
         self.clusters = Models(np.repeat(fleet.initial(1).values, self.K, axis=0))
 
 
-@METHODS.register("oracle", "FedAvg inside the planted groups: the upper reference of clustered methods")
+@METHODS.register(
+    "oracle", "FedAvg inside the planted groups: the upper reference of clustered methods", label="Oracle"
+)
 class Oracle(FixedClusters):
     """c(i) is the planted group of client i."""
 
@@ -52,7 +54,9 @@ class Oracle(FixedClusters):
 
 
 @METHODS.register(
-    "random", "FedAvg inside clusters drawn at random: the lower reference of clustered methods"
+    "random",
+    "FedAvg inside clusters drawn at random: the lower reference of clustered methods",
+    label="Random clusters",
 )
 class RandomClusters(FixedClusters):
     """c(i) is drawn once, clusters as equal in size as they can be."""

@@ -55,7 +55,9 @@ class RobustOptions:
 
 
 @METHODS.register(
-    "robust", "TKM: trimmed K-means on client models, trimmed mean in clusters (Ghosh et al. 2019)"
+    "robust",
+    "TKM: trimmed K-means on client models, trimmed mean in clusters (Ghosh et al. 2019)",
+    label="Robust",
 )
 class Robust(ByParameters):
     """Local update, trimmed K-means, trimmed mean."""

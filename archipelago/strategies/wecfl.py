@@ -40,7 +40,9 @@ class WeCFLOptions:
     warm: bool = setting(False, "start K-means from the last round's centres")
 
 
-@METHODS.register("wecfl", "K-means weighted by data size, FedAvg inside each cluster (Ma et al. 2022)")
+@METHODS.register(
+    "wecfl", "K-means weighted by data size, FedAvg inside each cluster (Ma et al. 2022)", label="WeCFL"
+)
 class WeCFL(ByParameters):
     """Local update, weighted E-step, weighted M-step."""
 

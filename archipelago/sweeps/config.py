@@ -25,6 +25,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.core.registry import nearest
 from archipelago.core.settings import ExperimentSettings, SweepSection, SweepSettings
+from archipelago.core.vocabulary import registered
 from archipelago.experiments.config import (
     Given,
     check,
@@ -97,7 +98,7 @@ class Sweep:
         """max or min."""
         if self.settings.mode != "auto":
             return self.settings.mode
-        return "min" if re.search(r"loss|mse|std_", self.settings.metric) else "max"
+        return "max" if registered().column(self.settings.metric).higher_is_better else "min"
 
     def trials(self) -> list[Trial]:
         """Every trial that is known before the first one has run: all of them but those of Optuna."""

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.cluster import connected
-from actors.metrics import figure_names
 from actors.placement import actor_count, capacity, fits
 from archipelago.core.errors import UserError
+from archipelago.core.metrics import client_columns
 from archipelago.core.registry import nearest
 from archipelago.core.settings import ExperimentSettings
 from archipelago.experiments.config import config_from_yaml, config_to_yaml
@@ -107,7 +107,7 @@ def _check_data(sweep: Sweep) -> None:
 
 def _check_metric(sweep: Sweep, classes: int | None) -> None:
     """A figure that no trial tells would switch the tuning off without a word."""
-    known = [f"validation_{name}" for name in figure_names(classes)]
+    known = [f"validation_{name}" for name in client_columns(classes, sweep.base.plugins)]
     if (sweep.space or sweep.tunes) and sweep.settings.metric not in known:
         task = "a regression" if classes is None else f"a task of {classes} classes"
         raise UserError(

@@ -20,6 +20,7 @@ from actors.session import ActorsLost, Place
 from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
 from archipelago.core.settings import ExperimentSettings
+from archipelago.core.vocabulary import registered
 from archipelago.data import Federation
 from archipelago.experiments.choose_clusters import choose_clusters
 from archipelago.experiments.config import (
@@ -41,7 +42,6 @@ from archipelago.sweeps.shared_prefix import fork_round, take_rounds
 QUIET_SECONDS = 1.0  # rounds shorter than this are told together where nobody decides by them
 PATIENCE = 120.0  # seconds that a checkpoint may take to be written, or a killed process to be gone
 TRIES = 2  # times that actors are brought back where they were before Tune is asked for another place
-SHOWN = ("micro_accuracy", "micro_macro_f1", "micro_mse")
 FAILED = "failed"
 _SCHEDULE = "schedule.json"  # of a trial whose settings change on the way (PBT)
 
@@ -279,7 +279,9 @@ def _fleet(config: ExperimentSettings, actors: int) -> Any:
 
 
 def _figures(round: int, metrics: Mapping[str, Any], metric: str | None) -> dict[str, Any]:
-    shown = {name: metrics[name] for name in SHOWN if isinstance(metrics.get(name), int | float)}
+    shown = {
+        name: metrics[name] for name in registered().progress() if isinstance(metrics.get(name), int | float)
+    }
     found: dict[str, Any] = {"round": round, **({"shown": shown} if shown else {})}
     if metric is not None and isinstance(metrics.get(metric), int | float):
         found[metric] = metrics[metric]

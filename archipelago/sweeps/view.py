@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from archipelago.core.vocabulary import registered
 from archipelago.experiments.progress import duration, is_terminal
 from archipelago.runs.storage import join, read_text
 from archipelago.sweeps.directory import FAILED, OVER, RUNNING, Row, SweepDirectory
@@ -20,7 +21,6 @@ from archipelago.sweeps.shared_prefix import shared_rounds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-FIGURES = {"micro_accuracy": "accuracy", "micro_macro_f1": "macro-F1", "micro_mse": "mse"}
 _EVERY = 5.0  # seconds between two lines of a log, at least, once there are many
 _STILL = 60.0  # seconds without a line, after which a log says how far the trials under way are
 _SHOWN = 6  # trials under way that such a line names
@@ -143,7 +143,7 @@ class SweepView:
         over = sum(row.status in OVER for row in members)
         done = sum(abs(self._share.get(row.trial, 0.0)) for row in members) / len(members)
         figures = []
-        for name, label in FIGURES.items():
+        for name, label in registered().progress().items():
             values = [
                 self._figures[row.trial][name]
                 for row in members
@@ -196,7 +196,7 @@ def last_figures(address: str) -> dict[str, float]:
     """The figures of the last evaluation of a run, wherever it is kept; empty if there was none."""
     text = read_text(join(address, "metrics.csv"))
     for row in reversed(list(csv.DictReader(io.StringIO(text or "")))):
-        if found := {name: float(row[name]) for name in FIGURES if row.get(name)}:
+        if found := {name: float(row[name]) for name in registered().progress() if row.get(name)}:
             return found
     return {}
 

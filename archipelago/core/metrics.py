@@ -1,0 +1,295 @@
+"""The metrics: what is measured of every client and of a clustering, each declared in one place.
+
+    @METRICS.register("top2", "share of samples whose label is among the two likeliest", label="top-2 accuracy",
+                      unit="%", better="higher", tasks=("classes",))
+    def top2(evaluated: Evaluated) -> float:
+        likeliest = evaluated.outputs.topk(2, dim=1).indices
+        return float((likeliest == evaluated.targets[:, None]).any(dim=1).double().mean())
+
+That is all: a plug-in's metric is computed for every client, summed up over clients (`micro_`, `macro_`, `worst10_`,
+`std_`), stored, and shown with its label wherever it says; `sweep.metric=validation_micro_top2` tunes by it.
+A run computes the platform's metrics and those of its own plug-ins, whatever else this process has imported.
+
+No torch is imported here before a metric is computed: reports and sweeps read what is declared.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from archipelago.core.plugins import GROUP
+from archipelago.core.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
+OVER_CLIENTS = ("micro", "macro", "worst10", "std")  # how the values of clients become one number
+TASKS = ("classes", "regression")
+PLACES = {
+    "table": "a column of tables, and bars",
+    "curve": "a curve over rounds",
+    "worst": "a curve of the worst tenth of clients",
+    "progress": "the line of progress, and the short description of a run",
+    "summary": "summary.md and the table at the end of a run",
+    "monitor": "a gauge of Ray's metrics endpoint (archipelago_NAME)",
+    "distributions": "of every cluster model on every ground-truth distribution",
+}
+_OWN = re.compile(r"[A-Za-z_][\w.]*")
+# Columns of the table of clients that mean something else, and beginnings that columns of metrics.csv have.
+_TAKEN = {"client", "round", "samples", "train_samples", "group", "cluster", "held_out"}
+_BEGINNINGS = (
+    *(f"{over}_" for over in OVER_CLIENTS),
+    "train_",
+    "validation_",
+    "holdout_",
+    "cost_",
+    "centre_",
+    "best_",
+)
+_BUILT_IN = {"macro_f1"}  # its name is older than the rule
+
+Function: TypeAlias = Callable[..., float]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a metric declares: all that tables, curves and sweeps must know of it."""
+
+    name: str
+    label: str
+    short: str = ""  # label where there is little room
+    unit: str = ""  # % shows a share times 100
+    better: str = "higher"  # or lower
+    digits: int = 4
+    tasks: tuple[str, ...] = TASKS
+    shown: tuple[str, ...] = ("table", "curve", "progress", "summary")
+    over: str = "clients"  # or clusters: of one assignment against the ground-truth groups
+
+    def __post_init__(self) -> None:
+        """A mistake in a declaration is the declaring module's: it names both values."""
+        if not _OWN.fullmatch(self.name) or self.name in _TAKEN:
+            raise ValueError(
+                f"metric {self.name!r}: expected an identifier that is no other column, as in 'top2'"
+            )
+        if self.name.startswith(_BEGINNINGS) and self.name not in _BUILT_IN:
+            raise ValueError(
+                f"metric {self.name!r}: expected a name without the beginning of a column ({_BEGINNINGS})"
+            )
+        for what, given, known in (
+            ("better", [self.better], ("higher", "lower")),
+            ("tasks", self.tasks, TASKS),
+            ("shown", self.shown, tuple(PLACES)),
+            ("over", [self.over], ("clients", "clusters")),
+        ):
+            if wrong := [each for each in given if each not in known]:
+                raise ValueError(
+                    f"metric {self.name!r}: expected {what} among {', '.join(known)}, got {wrong[0]!r}"
+                )
+
+    @property
+    def scale(self) -> float:
+        """What a stored value is multiplied by where it is shown."""
+        return 100.0 if self.unit == "%" else 1.0
+
+    @property
+    def title(self) -> str:
+        """Its label with its unit."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Spec:
+        """The spec that `asdict` made and JSON kept; what a later version added is left out."""
+        known = {field.name for field in fields(cls)}
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()
+        }
+        values["shown"] = tuple(place for place in values.get("shown", ()) if place in PLACES)
+        return cls(**{key: value for key, value in values.items() if key in known})
+
+    def stored(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
+        }
+
+
+class MetricRegistry(Registry[Function]):
+    """The registry of metrics, which knows what one may declare."""
+
+    def register(  # type: ignore[override]  # of a metric, capabilities are known
+        self,
+        name: str,
+        about: str = "",
+        *,
+        label: str = "",
+        short: str = "",
+        unit: str = "",
+        better: str = "higher",
+        digits: int | None = None,
+        tasks: Sequence[str] = TASKS,
+        shown: Sequence[str] = ("table", "curve", "progress", "summary"),
+        over: str = "clients",
+    ) -> Callable[[Function], Function]:
+        """Decorator: a function of `Evaluated` (or, `over="clusters"`, of groups and assignment) as a metric."""
+        label = label or name.rpartition(".")[2]
+        if digits is None:
+            digits = 2 if unit == "%" else 4
+        spec = Spec(name, label, short or label, unit, better, digits, tuple(tasks), tuple(shown), over)
+        return super().register(name, about, label=label, spec=spec)
+
+
+METRICS = MetricRegistry("metric")
+
+
+def chosen(plugins: Iterable[str] = ()) -> list[Entry[Function]]:
+    """The metrics of a run: the platform's, those of its plug-ins and those of installed packages.
+
+    Not simply all that are registered: what another run of this process imported must not add columns to this one.
+    """
+    roots = {name.partition(".")[0] for name in plugins} | _installed() | {__name__.partition(".")[0]}
+    return [entry for entry in METRICS.values() if _root(entry.value) in roots]
+
+
+def specs(plugins: Iterable[str] = (), task: str | None = None, over: str | None = None) -> list[Spec]:
+    """What the metrics of a run declare, of one task or one kind if these are given."""
+    found = (spec_of(entry) for entry in chosen(plugins))
+    return [spec for spec in found if task in (None, *spec.tasks) and over in (None, spec.over)]
+
+
+def spec_of(entry: Entry[Function]) -> Spec:
+    """What an entry declares."""
+    spec: Spec = entry.capabilities["spec"]
+    return spec
+
+
+def task_of(classes: int | None) -> str:
+    """The task of a federation: without classes it is a regression."""
+    return "regression" if classes is None else "classes"
+
+
+def client_columns(classes: int | None, plugins: Iterable[str] = ()) -> list[str]:
+    """The columns of a round that sum up its clients, as `sweep.metric` may name them after `validation_`.
+
+    >>> client_columns(None)[:3]
+    ['micro_loss', 'micro_mse', 'macro_loss']
+    """
+    names = [spec.name for spec in specs(plugins, task_of(classes), "clients")]
+    return [f"{over}_{name}" for over in OVER_CLIENTS for name in names]
+
+
+def _root(function: Function) -> str:
+    return str(getattr(function, "__module__", "")).partition(".")[0]
+
+
+@functools.cache
+def _installed() -> frozenset[str]:
+    return frozenset(offered.module.partition(".")[0] for offered in entry_points(group=GROUP))
+
+
+# What there is ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """What a client's models said on its samples; there is at least one sample.
+
+    `outputs` are logits (samples, classes), or predictions of the shape of `targets` up to dimensions of size one in
+    a regression (`classes` is None). `losses` are per sample.
+    """
+
+    outputs: Tensor
+    targets: Tensor
+    losses: Tensor
+    classes: int | None
+
+    @cached_property
+    def predicted(self) -> Tensor:
+        """The class of the highest output."""
+        return self.outputs.argmax(dim=1)
+
+    @cached_property
+    def confusion(self) -> npt.NDArray[np.int64]:
+        """(classes, classes) samples by true and predicted class."""
+        import archipelago.core.torchvision_operators  # noqa: F401  (before the first import of torchmetrics)
+
+        # isort: split
+        from torchmetrics.functional.classification import multiclass_confusion_matrix
+
+        assert self.classes is not None, "a regression has no classes"
+        # Counting in torchmetrics and dividing in float64: exact, and half the time of its own F1 score.
+        counts = multiclass_confusion_matrix(
+            self.predicted, self.targets, max(self.classes, 2), validate_args=False
+        )
+        return counts.cpu().numpy()
+
+
+@METRICS.register(
+    "loss", "mean loss of the samples", label="loss", better="lower", shown=("curve", "summary")
+)
+def loss(evaluated: Evaluated) -> float:
+    return float(evaluated.losses.double().mean())
+
+
+@METRICS.register(
+    "accuracy", "share of samples whose class is predicted", label="accuracy", unit="%", tasks=("classes",),
+    shown=("table", "curve", "worst", "progress", "summary", "monitor", "distributions"),
+)  # fmt: skip
+def accuracy(evaluated: Evaluated) -> float:
+    return int(evaluated.confusion.diagonal().sum()) / len(evaluated.targets)
+
+
+@METRICS.register(
+    "macro_f1", "F1 score, mean over the classes that occur", label="macro-F1", unit="%", tasks=("classes",),
+    shown=("table", "curve", "progress", "summary", "monitor"),
+)  # fmt: skip
+def macro_f1(evaluated: Evaluated) -> float:
+    """scikit-learn's `f1_score(average="macro", zero_division=0)`: over the labels that are true or predicted."""
+    confusion = evaluated.confusion
+    occurrences = confusion.sum(axis=0) + confusion.sum(axis=1)
+    present = occurrences > 0
+    f1 = 2.0 * confusion.diagonal()[present] / occurrences[present]
+    return math.fsum(f1) / len(f1)
+
+
+@METRICS.register(
+    "mse", "mean squared error", label="mean squared error", short="mse", better="lower", tasks=("regression",),
+    shown=("table", "curve", "progress", "summary", "distributions"),
+)  # fmt: skip
+def mse(evaluated: Evaluated) -> float:
+    error = evaluated.outputs.reshape(-1).double() - evaluated.targets.reshape(-1).double()
+    return float(error.square().mean())
+
+
+@METRICS.register(
+    "ari", "adjusted Rand index of clusters and ground-truth groups", label="ARI", digits=3, over="clusters",
+    shown=("curve", "progress", "summary"),
+)  # fmt: skip
+def ari(groups: npt.NDArray[Any], assignment: npt.NDArray[Any]) -> float:
+    from sklearn.metrics import adjusted_rand_score
+
+    with warnings.catch_warnings():
+        # scikit-learn finds many groups of few clients suspicious; here they are ordinary.
+        warnings.simplefilter("ignore", UserWarning)
+        return float(adjusted_rand_score(groups, assignment))
+
+
+@METRICS.register(
+    "nmi", "normalised mutual information of clusters and ground-truth groups", label="NMI", digits=3,
+    over="clusters", shown=("summary",),
+)  # fmt: skip
+def nmi(groups: npt.NDArray[Any], assignment: npt.NDArray[Any]) -> float:
+    from sklearn.metrics import normalized_mutual_info_score
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return float(normalized_mutual_info_score(groups, assignment))

@@ -1,0 +1,193 @@
+"""What a run calls things: labels of its method and add-ons, and what its metrics declare.
+
+A run writes this into its directory (`vocabulary.json`), so that a report in another process, or of another year,
+shows a plug-in's method and metric as their author named them without importing the plug-in. Runs from before have
+none: their metrics are the platform's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from archipelago.core.errors import UserError
+from archipelago.core.metrics import METRICS, Spec, spec_of, specs
+from archipelago.core.registry import REGISTRIES
+
+FILE = "vocabulary.json"
+FORMAT = 1
+
+Labels = Callable[[], Mapping[str, str]]  # asked only if a run does not say itself what its method is called
+
+_PARTS_OF_METHODS = ("method", "add-on")  # kinds of registries
+_NAME = re.compile(r"[\w.]+")
+_SUMS = {"micro": "", "macro": ", plain mean", "worst10": ", worst 10%", "std": ", std over clients"}
+_SPLITS = {
+    "validation": "on validation data",
+    "train": "on training data",
+    "holdout": "of clients held out",
+}
+_CENTRE = re.compile(r"(best_)?centre_(\w+)\[(.+)\]")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of `metrics.csv` as it is shown: `scale` times its value, under `label`."""
+
+    name: str
+    label: str
+    scale: float = 1.0
+    higher_is_better: bool = True
+    digits: int = 4
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Labels of methods and add-ons by name, and specs of metrics by name."""
+
+    methods: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, Spec] = field(default_factory=dict)
+
+    # Methods ------------------------------------------------------------------------------------------------
+
+    def method_label(self, method: str) -> str:
+        """
+        >>> words = Vocabulary({"fesem": "FeSEM", "cam": "CAM"})
+        >>> words.method_label("fesem+cam"), words.method_label("fesem*5"), words.method_label("my.module.Mine+cam")
+        ('FeSEM+CAM', 'FeSEM*5', 'Mine+CAM')
+        """
+        return _NAME.sub(lambda found: self.methods.get(found[0], found[0].rpartition(".")[2]), method)
+
+    def label_of(self, config: Mapping[str, Any]) -> str:
+        """The method of a run, or the members of its ensemble."""
+        members = config.get("ensemble") or []
+        if members:
+            return " & ".join(self.method_label(str(member)) for member in members)
+        return self.method_label(str(config.get("method", "?")))
+
+    # Metrics ------------------------------------------------------------------------------------------------
+
+    def column(self, name: str) -> Column:
+        """How a column of `metrics.csv` is shown; shares become percent, as the papers print them.
+
+        >>> column = built_in().column
+        >>> column("micro_accuracy").label, column("macro_loss").label, column("ari").label
+        ('accuracy (%)', 'loss, plain mean', 'ARI')
+        >>> column("validation_micro_accuracy").label, column("best_centre_accuracy[1]").label
+        ('accuracy (%) on validation data', 'accuracy (%) of the best model on distribution 1')
+        """
+        first, _, rest = name.partition("_")
+        if first in _SPLITS:
+            whole = self.column(rest)
+            return replace(whole, name=name, label=f"{whole.label} {_SPLITS[first]}")
+        if found := _CENTRE.fullmatch(name):
+            plain = replace(self.column(f"micro_{found[2]}"), name=name)
+            where = f"of the best model on distribution {found[3]}"
+            if not found[1]:
+                where = "on distribution {} of the model for distribution {}".format(*found[3].split(","))
+            return replace(plain, label=f"{plain.label} {where}")
+        spec = self.metrics.get(rest if first in _SUMS else name)
+        if spec is None or (first in _SUMS) != (spec.over == "clients"):
+            return Column(name, name.replace("_", " "))
+        higher = spec.better == "higher" and first != "std"
+        return Column(name, f"{spec.title}{_SUMS.get(first, '')}", spec.scale, higher, spec.digits)
+
+    def shown(self, place: str, over: str = "clients") -> list[Spec]:
+        """The metrics that are shown at one of `PLACES`, in the order in which they were declared."""
+        return [spec for spec in self.metrics.values() if place in spec.shown and spec.over == over]
+
+    def headline(self, known: Iterable[str]) -> list[Column]:
+        """What a table shows first, of the columns that are known: accuracy and macro-F1, say; else the loss."""
+        names = [f"micro_{spec.name}" for spec in self.shown("table")]
+        there = set(known)
+        found = [name for name in names if name in there] or [
+            name for name in ("micro_loss",) if name in there
+        ]
+        return [self.column(name) for name in found]
+
+    def curves(self, known: Sequence[str]) -> list[Column]:
+        """What is drawn over rounds: the headline, then what else asks for it."""
+        found = [column.name for column in self.headline(known)]
+        found += [f"micro_{spec.name}" for spec in self.shown("curve")]
+        found += [spec.name for spec in self.shown("curve", over="clusters")]
+        found += [f"worst10_{spec.name}" for spec in self.shown("worst")]
+        return [self.column(name) for name in dict.fromkeys(found) if name in known]
+
+    def progress(self, over: str = "clients") -> dict[str, str]:
+        """{column: short label} of what a line of progress shows of clients, or of a clustering.
+
+        >>> built_in().progress()
+        {'micro_accuracy': 'accuracy', 'micro_macro_f1': 'macro-F1', 'micro_mse': 'mse'}
+        """
+        first = "micro_" if over == "clients" else ""
+        return {f"{first}{spec.name}": spec.short for spec in self.shown("progress", over)}
+
+    def summary(self, over: str = "clients") -> dict[str, str]:
+        """{metric: label} of what the summary of a run lists of clients, those of tables first, or of a clustering."""
+        rows = sorted(self.shown("summary", over), key=lambda spec: "table" not in spec.shown)
+        return {spec.name: spec.label for spec in rows}
+
+    # Files --------------------------------------------------------------------------------------------------
+
+    def stored(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        metrics = {name: spec.stored() for name, spec in self.metrics.items()}
+        return {"format": FORMAT, "methods": dict(self.methods), "metrics": metrics}
+
+
+def built_in() -> Vocabulary:
+    """The platform's metrics, and whatever methods are registered in this process."""
+    return Vocabulary(registered_labels(), {spec.name: spec for spec in specs()})
+
+
+def registered() -> Vocabulary:
+    """Whatever is registered in this process: what a run under way may show, if it has it."""
+    return Vocabulary(registered_labels(), {name: spec_of(entry) for name, entry in METRICS.items()})
+
+
+def registered_labels() -> dict[str, str]:
+    """{name: label} of the methods and add-ons whose modules this process has imported."""
+    tables = [REGISTRIES[kind] for kind in _PARTS_OF_METHODS if kind in REGISTRIES]
+    return {name: entry.label for table in tables for name, entry in table.items()}
+
+
+def describe(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run with this config (nested mappings) writes into its `vocabulary.json`."""
+    named = _NAME.findall(" ".join(map(str, [config.get("method"), *(config.get("ensemble") or [])])))
+    known = registered_labels()
+    methods = {name: known[name] for name in named if name in known}
+    return Vocabulary(methods, {spec.name: spec for spec in specs(config.get("plugins") or ())}).stored()
+
+
+def read_vocabulary(run: Path) -> Vocabulary | None:
+    """The vocabulary of a run directory; None of a run from before there was one."""
+    path = run / FILE
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        metrics = {name: Spec.read(each) for name, each in stored["metrics"].items()}
+        return Vocabulary(dict(stored["methods"]), metrics)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}): expected labels and metrics; remove it to report without."
+        ) from error
+
+
+def of_run(run: Path, labels: Labels = registered_labels) -> Vocabulary:
+    """The vocabulary of a run directory; of an older run the platform's metrics, and methods as `labels` calls them."""
+    return read_vocabulary(run) or Vocabulary(labels(), {spec.name: spec for spec in specs()})
+
+
+def merged(vocabularies: Iterable[Vocabulary]) -> Vocabulary:
+    """One for all of several runs; where they call a thing differently, the first wins."""
+    methods: dict[str, str] = {}
+    metrics: dict[str, Spec] = {}
+    for each in vocabularies:
+        methods = {**each.methods, **methods}
+        metrics |= {name: spec for name, spec in each.metrics.items() if name not in metrics}
+    return Vocabulary(methods, metrics)

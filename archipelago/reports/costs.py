@@ -1,0 +1,53 @@
+"""What runs cost: models stored and moved, samples trained on, time."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import struct
+from pathlib import Path
+
+from archipelago.reports.groups import Group, mean
+
+COSTS = {
+    "models_stored": "models stored",
+    "models_down": "models received",
+    "models_up": "models delivered",
+    "gradients": "samples trained on",
+    "forwards": "samples evaluated",
+    "computation": "computation",
+    "megabytes": "MB moved",
+    "seconds_per_round": "s per round",
+    "minutes": "minutes",
+}
+
+
+def costs(group: Group) -> dict[str, float]:
+    """What the group's finished runs cost: means over all rounds and seeds; empty if nothing is finished."""
+    finished = group.counted
+    found: dict[str, float] = {}
+    for name in ("models_stored", "models_down", "models_up", "gradients", "forwards", "computation"):
+        values = [row[f"cost_{name}"] for run in finished for row in run.metrics if f"cost_{name}" in row]
+        if values:
+            found[name] = mean(values)
+    size = model_size(finished[0].path) if finished else None
+    if size is not None and {"models_down", "models_up"} <= set(found):
+        found["megabytes"] = (found["models_down"] + found["models_up"]) * size * 4 / 1e6
+    seconds = [[row["total"] for row in run.timings if "total" in row] for run in finished]
+    if any(seconds):
+        found["seconds_per_round"] = statistics.median(value for each in seconds for value in each)
+        found["minutes"] = mean([math.fsum(each) for each in seconds]) / 60
+    return found
+
+
+def model_size(run: Path) -> int | None:
+    """Parameters and buffers of one model of the run, from the header of a model file; None without one."""
+    for path in sorted((run / "models").glob("*.safetensors")):
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__" and entry["dtype"] == "F32":
+                return int(entry["shape"][-1])
+    return None
