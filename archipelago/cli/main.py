@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -240,12 +239,19 @@ def run(request: Request) -> None:
     address = run_address(config)
     with _resumable(address), writable(address) as (path, mirror):
         run_experiment(config, path, command=_typed(request), **_following(mirror))
+        _send(mirror)
         _show_results(path, address)
 
 
 def _following(mirror: Mirror | None) -> dict[str, Any]:
     """After every round, an object store gets what a new checkpoint stands on."""
     return {} if mirror is None else {"on_round": lambda report: mirror.follow()}
+
+
+def _send(mirror: Mirror | None) -> None:
+    """Whoever lost the right to write at an address must not get as far as its report."""
+    if mirror is not None:
+        mirror.push()
 
 
 def _typed(request: Request) -> str:
@@ -310,6 +316,7 @@ def resume(request: Request) -> None:
         return
     with _resumable(address), writable(address) as (path, mirror):
         go_on(path, **_following(mirror))
+        _send(mirror)
         _show_results(path, address)
 
 
@@ -401,7 +408,7 @@ def report(request: Request) -> None:
     """Tables, figures and one HTML file of runs and sweeps."""
     from archipelago.reports.build import ReportRequest, build_report
     from archipelago.reports.table_text import print_tables
-    from archipelago.runs.storage import is_address, join, reading, working_copy
+    from archipelago.runs.storage import is_address, join, reading, scratch
 
     addresses = [word for word in request.words if is_address(word) and "=" not in word.partition("://")[0]]
     with ExitStack() as stack:
@@ -411,8 +418,7 @@ def report(request: Request) -> None:
         asked = ReportRequest.parse(words)
         into = asked.out
         if is_address(into):
-            asked.out = str(working_copy(into))
-            stack.callback(shutil.rmtree, asked.out, ignore_errors=True)
+            asked.out = str(stack.enter_context(scratch(into)))
         elif addresses and len(asked.paths) == 1 and not into:
             into = join(addresses[0], "report")
         built = build_report(asked, method_labels)
@@ -432,10 +438,14 @@ class _Stopped(Exception):
 @contextmanager
 def _resumable(address: str) -> Iterator[None]:
     """Whatever stops the run or sweep at `address`, say how to go on with it."""
+    from archipelago.runs.lease import LeaseLost
+
     try:
         yield
     except UserError:
         raise
+    except LeaseLost as error:
+        raise _Stopped(1, f"Failed: {error} Once that one is done or gone: {_way_on(address)}") from error
     except KeyboardInterrupt as stop:
         raise _Stopped(130, f"Stopped. {_way_on(address)}") from stop
     except SystemExit as stop:  # what actors/cluster.py turns SIGTERM (`ray job stop`) into

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from archipelago.core.own_files import numbered_files
 from archipelago.core.randomness import generator
 from archipelago.core.settings import ExperimentSettings
 from archipelago.data import Federation
@@ -55,11 +56,10 @@ def write_tsne(run: RunDirectory, config: ExperimentSettings) -> None:
         return
     import pyarrow.parquet as pq
 
-    for path in sorted((run.path / "records").glob("models-*.parquet")):
+    for round, path in numbered_files(run.path / "records", "models"):
         table = pq.read_table(path)
         names = [name for name in table.column_names if name.startswith("pc_")]
         points = np.stack([table[name].to_numpy() for name in names], axis=1).astype(np.float64)
-        round = int(path.stem.rpartition("-")[2])
         if len(points) >= 4:
             at = tsne(points, config.seed, round)
             columns = {"client": table["client"].to_numpy(), "x": at[:, 0], "y": at[:, 1]}

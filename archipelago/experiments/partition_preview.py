@@ -7,6 +7,7 @@ from pathlib import Path
 from actors.participation import held_out
 from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
+from archipelago.core.own_files import refuse_links
 from archipelago.core.settings import ExperimentSettings
 from archipelago.data import build_federation
 from archipelago.experiments.config import config_to_yaml
@@ -27,11 +28,17 @@ def write_partition(config: ExperimentSettings, folder: Path | None = None) -> P
         raise UserError(
             f"{partition_address(config)} is a run directory, which a partition would spoil: choose another name=NAME."
         )
+    if path.is_dir() and any(path.iterdir()) and not (path / "partition.safetensors").is_file():
+        raise UserError(
+            f"Expected a new folder or one with a partition, got {partition_address(config)} with other files, which a "
+            "partition might overwrite: choose another name=NAME."
+        )
+    refuse_links(path)
     federation = build_federation(config.data, config.partition, config.clients, config.seed)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        write_federation(path, federation)  # first the indices, by which a partition is known
         write_whole(path / "config.yaml", config_to_yaml(config))
-        write_federation(path, federation)
     except OSError as error:
         raise UserError(
             f"Cannot write {path} ({error.strerror}); choose a folder that can be written with storage=..."

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from actors.reports import RoundReport
+from archipelago.core.own_files import remove_own_files
 
 FOLDER = "tensorboard"
 
@@ -21,7 +21,7 @@ class RoundLog:
         import archipelago.core.torchvision_operators  # noqa: F401  (before the first lightning import)
 
         if done == 0:
-            shutil.rmtree(run / FOLDER, ignore_errors=True)
+            remove_own_files(run, FOLDER)
         # What an interrupted run logged after its last checkpoint is purged: those rounds are run again.
         # The name of its file has the second in it: one that goes on within the same second must not write over it.
         self._logger: Any = TensorBoardLogger(

@@ -102,6 +102,8 @@ def build_report(request: ReportRequest, labels: Labels = registered_labels) -> 
         metrics=[name for name in request.metrics.split(",") if name],
     )
     folder = request.folder
+    if not request.out:
+        _refuse_link(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -132,6 +134,15 @@ def build_report(request: ReportRequest, labels: Labels = registered_labels) -> 
 
         files += draw_figures(_for_papers(figures, request.figures), folder / "figures")
     return Report(tables, groups, folder, files, warning)
+
+
+def _refuse_link(folder: Path) -> None:
+    for path in (folder, folder / "figures"):
+        if path.is_symlink():
+            raise UserError(
+                f"Expected {path} to be a folder of its own, got a symbolic link to {path.readlink()}, where files "
+                "would be overwritten: remove the link, or choose a folder with out=..."
+            )
 
 
 def _for_papers(figures: Sequence[Figure], asked: str) -> list[Figure]:

@@ -7,6 +7,7 @@ import math
 import statistics
 import struct
 from pathlib import Path
+from urllib.parse import unquote
 
 from archipelago.reports.groups import Group, mean
 
@@ -48,6 +49,6 @@ def model_size(run: Path) -> int | None:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))
         for name, entry in header.items():
-            if name != "__metadata__" and entry["dtype"] == "F32":
+            if name == unquote(path.stem) and entry["dtype"] == "F32":  # no copy under another name
                 return int(entry["shape"][-1])
     return None

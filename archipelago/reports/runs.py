@@ -15,6 +15,7 @@ from typing import Any
 
 from archipelago.core.errors import UserError
 from archipelago.core.files import complete_lines
+from archipelago.core.own_files import numbered_files
 
 Row = dict[str, Any]
 
@@ -95,7 +96,7 @@ class RunFiles:
 
         files = [self.path / f"{name}.parquet"]
         if not files[0].is_file():
-            files = sorted((self.path / "parts").glob(f"{name}-*.parquet"))
+            files = [path for _, path in numbered_files(self.path / "parts", name)]
         wanted = None if rounds is None else [("round", "in", list(rounds))]
         tables = []
         for file in files:
@@ -106,8 +107,7 @@ class RunFiles:
 
     def record_rounds(self, name: str) -> list[int]:
         """The rounds in which a table was recorded."""
-        files = (self.path / "records").glob(f"{name}-[0-9]*.parquet")
-        return sorted(int(file.stem.rpartition("-")[2]) for file in files)
+        return [round for round, _ in numbered_files(self.path / "records", name)]
 
     def record(self, name: str, round: int) -> dict[str, Any]:
         """The columns of a recorded table, as arrays; empty if there is none."""

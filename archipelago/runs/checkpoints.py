@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from archipelago.core.errors import UserError
 from archipelago.core.files import sync_folder, write_whole
+from archipelago.core.own_files import CHECKPOINT, UNFINISHED_CHECKPOINT, remove_own_files
 from archipelago.runs.trees import read_tree, write_tree
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Trees = dict[str, Any]
 
-_NAME = re.compile(r"round-(\d{6,})")
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -53,9 +52,7 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._folder.mkdir(exist_ok=True)
-        for leftover in self._folder.iterdir():  # of a killed process: the run's lock says there is no other
-            if leftover.is_dir() and not _NAME.fullmatch(leftover.name):
-                shutil.rmtree(leftover)
+        remove_unfinished_checkpoints(self._folder.parent)
 
     def due(self, round: int) -> bool:
         """Whether the settings ask for a checkpoint after this round."""
@@ -105,21 +102,22 @@ class CheckpointWriter:
             manifest = json.dumps({"round": round, "parts": sorted(parts)})
             write_whole(building / "manifest.json", manifest + "\n")
             if final.exists():  # a round that was run again
-                _remove(final)
+                remove_checkpoint(final)
             building.rename(final)
             sync_folder(self._folder)
         except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
+            remove_own_files(self._folder.parent, f"checkpoints/{building.name}")
             raise
         for written, old in checkpoints(self._folder.parent)[: -self._keep]:
             if written != self._fork:
-                _remove(old)
+                remove_checkpoint(old)
 
 
 def checkpoints(run: RunDirectory | str | Path) -> list[tuple[int, Path]]:
     """(round, folder) of every finished checkpoint, oldest first; they may still turn out to be damaged."""
     folder = _folder(run)
-    found = [(_NAME.fullmatch(entry.name), entry) for entry in folder.iterdir()] if folder.is_dir() else []
+    entries = [entry for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
+    found = [(CHECKPOINT.fullmatch(entry.name), entry) for entry in entries]
     return sorted((int(name.group(1)), entry) for name, entry in found if name is not None)
 
 
@@ -157,8 +155,20 @@ def _folder(run: RunDirectory | str | Path) -> Path:
     return Path(run if isinstance(run, str | Path) else run.path) / "checkpoints"
 
 
-def _remove(path: Path) -> None:
-    """Remove a checkpoint; first its name, so that a half removed one never looks like a whole one."""
+def remove_unfinished_checkpoints(run: Path) -> None:
+    """Remove what a killed process left half written or half removed: the run's lock says that there is no other."""
+    for leftover in (run / "checkpoints").iterdir() if (run / "checkpoints").is_dir() else []:
+        if UNFINISHED_CHECKPOINT.fullmatch(leftover.name):
+            remove_own_files(run, f"checkpoints/{leftover.name}")
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint; first its name, so that a half removed one never looks like a whole one.
+
+    What somebody else put into it stays, under the other name.
+    """
     doomed = path.with_name(f"{path.name}.old-{os.getpid()}")
+    while doomed.exists():  # such a folder of an earlier one, or of a process of the same number
+        doomed = doomed.with_name(f"{doomed.name}0")
     path.rename(doomed)
-    shutil.rmtree(doomed)
+    remove_own_files(path.parents[1], f"checkpoints/{doomed.name}")

@@ -22,12 +22,13 @@ import os
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,8 @@ import numpy.typing as npt
 from archipelago.core import vocabulary
 from archipelago.core.errors import UserError
 from archipelago.core.files import complete_lines, sync_folder, whole_file, write_whole
+from archipelago.core.own_files import is_own_file, numbered_files, refuse_links, remove_own_files
+from archipelago.runs.checkpoints import checkpoints, remove_checkpoint, remove_unfinished_checkpoints
 from archipelago.runs.environment import environment_differences
 from archipelago.runs.growing_files import CsvFile, EventsFile, LongTable, write_rounds
 from archipelago.runs.trees import write_arrays
@@ -43,9 +46,9 @@ if TYPE_CHECKING:
     from actors.reports import RoundReport
     from archipelago.data import Federation
 
-_MODEL_FORMAT = "archipelago-model-1"
+MODEL_FORMAT = "archipelago-model-1"
 _TABLES = ("metrics.csv", "timings.csv", "events.jsonl", "clients.parquet", "assignments.parquet")
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_RECORD_NAME = re.compile(r"[A-Za-z0-9_]+")
 
 
 # The lock ---------------------------------------------------------------------------------------------------
@@ -54,8 +57,11 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class FolderLock:
     """An exclusive file lock for as long as a process writes into a run; it dies with the process."""
 
-    def __init__(self, folder: Path, shown: Path, wait: float = 0.5) -> None:
-        self._file = (folder / ".lock").open("a+")
+    def __init__(self, folder: Path, shown: str | Path, wait: float = 0.5) -> None:
+        flags = (
+            os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        )  # it is emptied: never somebody else's file
+        self._file = os.fdopen(os.open(folder / ".lock", flags, 0o666), "a+")
         # A reader that looks whether the run is alive holds the lock for microseconds: try for a moment.
         deadline = time.monotonic() + wait
         while not _try_lock(self._file, fcntl.LOCK_EX):
@@ -157,9 +163,9 @@ class RunDirectory:
         """Make a new run directory; anything that already lives under that name is a `UserError`."""
         path = Path(path)
         _refuse_what_is_there(path, config_yaml)
-        building = path.with_name(f".{path.name}.creating-{os.getpid()}")
+        # Process ids repeat on other nodes of a shared folder: the name of another one's is never met by chance.
+        building = path.with_name(f".{path.name}.creating-{os.getpid()}-{uuid.uuid4().hex[:8]}")
         try:
-            shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
         except OSError as error:
             raise UserError(
@@ -209,6 +215,7 @@ class RunDirectory:
         """
         path = Path(path)
         check_is_run(path)
+        refuse_links(path)
         if expect_config is not None:
             _check_config(path, expect_config, tuple(ignore))
         run = cls(path, FolderLock(path, path, wait))
@@ -261,20 +268,28 @@ class RunDirectory:
 
         rounds = np.full(len(next(iter(columns.values()))), round, np.int32)
         table = pa.table({"round": rounds, **columns})
-        write_rounds(self.path / "records" / f"{_safe(name)}-{round:06d}.parquet", lambda: iter([table]))
+        write_rounds(
+            self.path / "records" / f"{_record_name(name)}-{round:06d}.parquet", lambda: iter([table])
+        )
 
     def truncate(self, round: int) -> None:
         """Forget everything later than `round`, so that the run can go on from that round's checkpoint."""
         for file in (self._metrics, self._timings, self._events, self._clients, self._assignments):
             file.truncate(round)
-        records, checkpoints = self.path / "records", self.path / "checkpoints"
-        for later in [*records.glob("*-*.parquet"), *checkpoints.glob("round-*")]:
-            if _round_of(later) > round:
-                _remove(later)
+        for number, record in numbered_files(self.path / "records"):
+            if number > round and _is_record(record):
+                record.unlink()
+        for number, later in checkpoints(self.path):
+            if number > round:
+                remove_checkpoint(later)
+        remove_unfinished_checkpoints(self.path)
         for stale in [*self.path.glob(".*.tmp-*"), *self.path.glob("*/.*.tmp-*")]:
-            _remove(stale)  # this process holds the lock: nobody is writing them any more
-        for final in [self.path / "summary.md", *(self.path / "models").glob("*.safetensors")]:
-            final.unlink(missing_ok=True)
+            if is_own_file(stale.relative_to(self.path).as_posix()) and stale.is_file():
+                stale.unlink()  # this process holds the lock: nobody is writing it any more
+        for model in (self.path / "models").glob("*.safetensors"):
+            if _is_model(model):
+                model.unlink()
+        (self.path / "summary.md").unlink(missing_ok=True)
         self._set_status("running", rounds_done=max(round, 0))
         self._may_append = True
         if self._environment is not None:
@@ -292,8 +307,8 @@ class RunDirectory:
         try:
             for name in _TABLES:
                 _copy(other / name, self.path / name)
-            for record in (other / "records").glob("*-*.parquet"):
-                if _round_of(record) <= round:
+            for number, record in numbered_files(other / "records"):
+                if number <= round:
                     _copy(record, self.path / "records" / record.name)
             if (other / "tensorboard").is_dir():  # what is later is purged by its own logger
                 shutil.copytree(other / "tensorboard", self.path / "tensorboard", dirs_exist_ok=True)
@@ -301,7 +316,7 @@ class RunDirectory:
         except (UserError, ValueError, OSError) as error:
             for name in _TABLES:
                 (self.path / name).unlink(missing_ok=True)
-            shutil.rmtree(self.path / "parts", ignore_errors=True)
+            remove_own_files(self.path, "parts")
             if events:
                 write_whole(self.path / "events.jsonl", events)
             self.truncate(0)
@@ -323,13 +338,13 @@ class RunDirectory:
         (self.path / "models").mkdir(exist_ok=True)
         for name, values in (models or {}).items():
             path = self.path / "models" / f"{quote(name, safe='')}.safetensors"
-            write_arrays(path, {name: values}, {"format": _MODEL_FORMAT, "spec": text})
+            write_arrays(path, {name: values}, {"format": MODEL_FORMAT, "spec": text})
         self._set_status("finished")
 
     def discard(self) -> None:
-        """Remove the folder: a run that was refused before its first round."""
+        """Remove a run that was refused before its first round; what somebody else put there stays."""
         self._status = replace(self._status, state="discarded")  # nothing more is to be said there
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_own_files(self.path)
 
     def fail(self, sentence: str) -> None:
         """Say that the run stopped and why; the rounds since the last checkpoint will be run again."""
@@ -482,24 +497,35 @@ def _copy(source: Path, target: Path) -> None:
             shutil.copyfileobj(given, file)
 
 
-def _round_of(path: Path) -> int:
-    found = re.search(r"-(\d{6,})(?:\.|$)", path.name)
-    return int(found.group(1)) if found else -1
+def _is_record(path: Path) -> bool:
+    """Whether `record` wrote it: others may call a file of theirs alike. A damaged one is written again anyway."""
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_schema(path).names[:1] == ["round"]
+    except (OSError, ValueError):
+        return False
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        # First out of sight: a half removed checkpoint must not look like one.
-        hidden = path.with_name(f".{path.name}.removed-{os.getpid()}")
-        path.rename(hidden)
-        shutil.rmtree(hidden)
-    else:
-        path.unlink(missing_ok=True)
+def _is_model(path: Path) -> bool:
+    """Whether `finish` wrote it, by its header."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            return is_model(path, file.keys(), file.metadata() or {})
+    except (SafetensorError, OSError, ValueError):
+        return False
 
 
-def _safe(name: str) -> str:
-    if not _SAFE_NAME.fullmatch(name):
-        raise ValueError(f"'{name}' cannot be a file name; use letters, digits, '.', '_' and '-'")
+def is_model(path: Path, names: Iterable[str], metadata: Mapping[str, str]) -> bool:
+    """Whether a file with these arrays and this metadata is a final model of the run, and no copy of one."""
+    return metadata.get("format") == MODEL_FORMAT and list(names) == [unquote(path.stem)]
+
+
+def _record_name(name: str) -> str:
+    if not _RECORD_NAME.fullmatch(name):
+        raise ValueError(f"'{name}' cannot be the name of a record; use letters, digits and '_'")
     return name
 
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from archipelago.core.errors import UserError
 from archipelago.core.files import complete_lines, whole_file, write_whole
+from archipelago.core.own_files import numbered_files
 
 if TYPE_CHECKING:  # imported where they are needed: a run directory opens without them
     import pandas as pd
@@ -221,7 +222,7 @@ class LongTable:
         return pa.concat_tables(tables, promote_options="permissive").to_pandas()
 
     def _sources(self) -> list[Path]:
-        parts = sorted(self._parts.glob(f"{self._name}-*.parquet"))
+        parts = [path for _, path in numbered_files(self._parts, self._name)]
         return [self.final, *parts] if self.final.exists() else parts
 
     def _rounds(self, up_to: int | None = None) -> Iterator[pa.Table]:

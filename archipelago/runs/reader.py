@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from archipelago.core.errors import UserError
+from archipelago.core.own_files import numbered_files
 from archipelago.core.registry import nearest
 from archipelago.core.vocabulary import of_run
-from archipelago.runs.directory import Status, check_is_run, read_status
+from archipelago.runs.directory import Status, check_is_run, is_model, read_status
 from archipelago.runs.growing_files import EventsFile, LongTable, read_csv
 from archipelago.runs.trees import read_arrays, read_arrays_and_metadata
 
@@ -124,6 +125,8 @@ class Run:
         models = Models()
         for path in sorted((self.path / "models").glob("*.safetensors")):
             arrays, metadata = read_arrays_and_metadata(path)
+            if not is_model(path, arrays, metadata):  # somebody's copy
+                continue
             models.update(arrays)
             models.spec = json.loads(metadata.get("spec", "null"))
         return models
@@ -137,9 +140,9 @@ class Run:
         """The table recorded as `name`, over all rounds in which it was recorded."""
         import pandas as pd
 
-        files = sorted((self.path / "records").glob(f"{name}-*.parquet"))
+        files = [path for _, path in numbered_files(self.path / "records", name)]
         if not files:
-            stems = {path.stem.rpartition("-")[0] for path in (self.path / "records").glob("*.parquet")}
+            stems = {path.stem.rpartition("-")[0] for _, path in numbered_files(self.path / "records")}
             names = ", ".join(sorted(stems)) or "none"
             raise UserError(f"Run {self.path} has no record '{name}'; recorded: {names}.")
         return pd.concat([pd.read_parquet(path) for path in files], ignore_index=True)

@@ -2,25 +2,33 @@
 
 A run directory needs what only a folder has (locks, appending, renaming), so a run under an address is written in a
 working copy on its own node. The address gets whole files: after every checkpoint and at the end, first the tables,
-then the checkpoint that stands on them, then what is gone is removed.
+then the checkpoint that stands on them, then what is gone is removed. Whoever writes there holds its lease
+(`archipelago/runs/lease.py`); readers need none.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
 import posixpath
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
+from archipelago.core.own_files import CHECKPOINT, is_own_file, remove_own_files
 
+if TYPE_CHECKING:
+    from archipelago.runs.lease import Lease
+
+LEASE = ".lease.json"  # of what is written at an address: no file of the run
 _UNFINISHED = re.compile(r"\.lock$|\.tmp-\d+|\.old-\d+|\.creating-\d+|\.removed-\d+")
 
 
@@ -139,17 +147,16 @@ def _make_parent(system: Any, path: str) -> None:
 
 
 class Mirror:
-    """Keeps an address equal to a folder, whenever it is asked to."""
+    """Keeps an address equal to a folder, whenever it is asked to, for as long as this process holds the `lease`."""
 
-    def __init__(self, folder: Path, address: str) -> None:
-        self.folder, self.address = folder, address
+    def __init__(self, folder: Path, address: str, lease: Lease | None = None) -> None:
+        self.folder, self.address, self.lease = folder, address, lease
         self._sent: dict[str, tuple[int, int]] = {}
         self._checkpoints: list[str] = []
 
     def fetch(self) -> bool:
-        """Make the folder from the address; False if nothing is there."""
+        """Make the folder, which is not there yet, from the address; False if nothing is at the address."""
         system, root = filesystem(self.address)
-        shutil.rmtree(self.folder, ignore_errors=True)
         from pyarrow import fs
 
         found = system.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
@@ -157,6 +164,8 @@ class Mirror:
             if info.type != fs.FileType.File:
                 continue
             name = posixpath.relpath(info.path.lstrip("/"), root.strip("/"))
+            if posixpath.basename(name) == LEASE or name.startswith("../"):  # a key may be any text
+                continue
             target = self.folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             with system.open_input_stream(info.path) as source, target.open("wb") as sink:
@@ -166,14 +175,15 @@ class Mirror:
             for name in ("checkpoints", "models", "records"):
                 (self.folder / name).mkdir(exist_ok=True)
             for checkpoint in (self.folder / "checkpoints").iterdir():
-                if not (
-                    checkpoint / "manifest.json"
-                ).is_file():  # it is sent last: whoever sent the rest was killed
-                    shutil.rmtree(checkpoint)
+                # The manifest is sent last: whoever sent the rest was killed.
+                if CHECKPOINT.fullmatch(checkpoint.name) and not (checkpoint / "manifest.json").is_file():
+                    remove_own_files(self.folder, f"checkpoints/{checkpoint.name}")
         return bool(self._sent)
 
     def follow(self) -> None:
-        """Send what is new if there is a checkpoint that was not sent yet."""
+        """Send what is new if there is a checkpoint that was not sent yet; raises `LeaseLost` in any case."""
+        if self.lease is not None:
+            self.lease.check()
         folder = self.folder / "checkpoints"
         present = (
             sorted(p.name for p in folder.iterdir() if not _UNFINISHED.search(p.name))
@@ -190,6 +200,8 @@ class Mirror:
         A run is one when its status is there, and a checkpoint when its manifest is: whatever a kill cuts off has
         neither, or stands on files that were sent before.
         """
+        if self.lease is not None:
+            self.lease.renew()
         system, root = filesystem(self.address)
         here = {}
         # os.walk passes over a folder that is gone; rglob raises.
@@ -209,6 +221,7 @@ class Mirror:
         ):
             if self._sent.get(name) == here[name]:
                 continue
+            self._hold()
             target = posixpath.join(root, name)
             _make_parent(system, target)
             with contextlib.suppress(FileNotFoundError), (self.folder / name).open("rb") as source:
@@ -216,9 +229,15 @@ class Mirror:
                     shutil.copyfileobj(source, sink)
                 self._sent[name] = here[name]
         for name in [name for name in self._sent if name not in here]:
-            with contextlib.suppress(FileNotFoundError):
-                system.delete_file(posixpath.join(root, name))
+            if is_own_file(name):
+                self._hold()
+                with contextlib.suppress(FileNotFoundError):
+                    system.delete_file(posixpath.join(root, name))
             del self._sent[name]
+
+    def _hold(self) -> None:
+        if self.lease is not None:
+            self.lease.hold()
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -226,52 +245,89 @@ def _stamp(path: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
+def _private_folder() -> Path:
+    """The folder of this user for working copies; a `UserError` where somebody else could read or change them."""
+    folder = Path(tempfile.gettempdir()) / f"archipelago-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a link or a file"
+        raise UserError(
+            f"Expected {folder}, for copies of what is in an object store, to be a folder of user {os.getuid()}, got "
+            f"{kind} of user {found.st_uid}: remove it, or set TMPDIR to another folder."
+        )
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        folder.chmod(0o700)
+    return folder
+
+
 def working_copy(address: str) -> Path:
-    """The folder on this node in which a run of that address is written; the same for every process of a user."""
+    """The folder on this node in which a run of that address is written; its lock is beside it."""
     digest = hashlib.blake2b(address.encode(), digest_size=6).hexdigest()
-    root = Path(tempfile.gettempdir()) / f"archipelago-{os.getuid()}"
-    return root / f"{name_of(address)}-{digest}"
+    name = name_of(address)
+    return _private_folder() / f"{name}-{digest}" / name
 
 
 @contextlib.contextmanager
-def writable(address: str) -> Iterator[tuple[Path, Mirror | None]]:
+def writable(address: str, wait: float = 0.0) -> Iterator[tuple[Path, Mirror | None]]:
     """(folder, mirror) to write a run in; for a folder, itself and no mirror.
 
-    An address is fetched before and sent afterwards, whatever happens in between, and the working copy removed.
+    An address is fetched before and sent afterwards, whatever happens in between, and the working copy removed. Before
+    anything else this process takes the lock of the working copy and the lease at the address; who still has them is
+    given `wait` seconds to end.
     """
     if not is_address(address):
         yield Path(address).expanduser(), None
         return
+    from archipelago.runs.directory import FolderLock
+    from archipelago.runs.lease import Lease
+
     folder = working_copy(address)
-    mirror = Mirror(folder, address)
-    mirror.fetch()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield folder, mirror
-    finally:
-        if folder.is_dir():
-            mirror.push()
-        shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(FolderLock(folder.parent, address, max(wait, 0.5)).release)
+        lease = Lease(address, wait)
+        stack.callback(lease.release)
+        _remove_folder(folder)  # of a process that was killed
+        stack.callback(_remove_folder, folder)
+        mirror = Mirror(folder, address, lease)
+        mirror.fetch()
+        try:
+            yield folder, mirror
+        finally:
+            if folder.is_dir():
+                mirror.push()
+
+
+def _remove_folder(folder: Path) -> None:
+    """Only ever a working copy, in this user's private folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def scratch(address: str | Path) -> Iterator[Path]:
+    """A path for a folder of this process alone, called like what is at `address`; removed afterwards."""
+    with tempfile.TemporaryDirectory(
+        prefix="copy-", dir=_private_folder(), ignore_cleanup_errors=True
+    ) as place:
+        yield Path(place) / name_of(address)
 
 
 def local_copy(address: str | Path) -> Path:
-    """A folder with what is at `address`, to be read; a folder is its own copy."""
-    if not is_address(address):
-        return Path(address).expanduser()
-    # Called like the original: titles of reports are names of folders.
-    whole = working_copy(str(address))
-    folder = whole.with_name(f"copy-{whole.name}") / name_of(address)
-    if not Mirror(folder, str(address)).fetch():
-        raise UserError(f"There is nothing at '{address}': expected a run or a sweep.")
-    return folder
+    """A folder with what is at `address`, to be read until this process ends; a folder is its own copy."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(reading(address))
 
 
 @contextlib.contextmanager
 def reading(address: str | Path) -> Iterator[Path]:
     """`local_copy` for a while: what was copied is removed afterwards."""
-    folder = local_copy(address)
-    try:
+    if not is_address(address):
+        yield Path(address).expanduser()
+        return
+    with scratch(address) as folder:  # called like the original: titles of reports are names of folders
+        if not Mirror(folder, str(address)).fetch():
+            raise UserError(f"There is nothing at '{address}': expected a run or a sweep.")
         yield folder
-    finally:
-        if is_address(address):
-            shutil.rmtree(folder.parent, ignore_errors=True)

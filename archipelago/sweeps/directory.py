@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from archipelago.core.errors import UserError
+from archipelago.core.own_files import refuse_link
 from archipelago.runs.directory import FolderLock
+from archipelago.runs.lease import Lease
 from archipelago.runs.storage import is_address, join, read_text, remove_file, write_text
 from archipelago.sweeps.config import Sweep, Trial, sweep_from
 
@@ -57,38 +59,58 @@ def read_rows(address: str | Path) -> list[Row]:
     return [Row(**{**{name: row[name] for name in names}, "seed": int(row["seed"])}) for row in rows]  # type: ignore[arg-type]  # all others are text
 
 
-class SweepDirectory:
-    """A sweep's directory that this process writes; `create` and `open` lock it where it is a folder."""
+def _is_begun(path: Path) -> bool:
+    """Whether `trials.csv`, if there is one, is that of a sweep."""
+    text = read_text(str(path / "trials.csv"))
+    return text is None or text.startswith(",".join(field.name for field in fields(Row)))
 
-    def __init__(self, address: str, sweep: Sweep, rows: list[Row]) -> None:
+
+def _refuse_sweep(address: str) -> None:
+    if is_sweep(address):
+        raise UserError(
+            f"Sweep {address} exists already; go on with it by `python -m platform.launch resume {address}`, or "
+            "choose another name with name=..."
+        )
+
+
+def _lock(address: str) -> FolderLock | Lease:
+    return Lease(address) if is_address(address) else FolderLock(Path(address), address)
+
+
+class SweepDirectory:
+    """A sweep's directory that this process writes; `create` and `open` lock it, or take its lease at an address."""
+
+    def __init__(self, address: str, sweep: Sweep, rows: list[Row], lock: FolderLock | Lease) -> None:
         """For `create` and `open` only."""
         self.address, self.sweep = address, sweep
         self.rows = {row.trial: row for row in rows}
-        self._lock = None if is_address(address) else FolderLock(Path(address), Path(address))
+        self._lock = lock
 
     @classmethod
     def create(cls, address: str, sweep: Sweep) -> SweepDirectory:
         """A new sweep; anything that already lives under that name is a `UserError`."""
-        if is_sweep(address):
-            raise UserError(
-                f"Sweep {address} exists already; go on with it by `python -m platform.launch resume {address}`, or "
-                "choose another name with name=..."
-            )
+        _refuse_sweep(address)
         if not is_address(address):
             path = Path(address)
             # A kill in the middle of this leaves these two, which nobody misses.
             begun = {"trials.csv", ".lock"}
-            if path.exists() and (not path.is_dir() or {each.name for each in path.iterdir()} - begun):
+            others = path.is_dir() and ({each.name for each in path.iterdir()} - begun or not _is_begun(path))
+            if path.exists() and (not path.is_dir() or others):
                 raise UserError(
                     f"{address} is taken by something that is no sweep; choose another with name=..."
                 )
             path.mkdir(parents=True, exist_ok=True)
         from omegaconf import OmegaConf
 
-        made = cls(address, sweep, [])
-        made.add(sweep.trials(), write=False)
-        made.write()
-        write_text(join(address, "sweep.yaml"), OmegaConf.to_yaml(OmegaConf.create(sweep.document)))
+        made = cls(address, sweep, [], _lock(address))
+        try:
+            _refuse_sweep(address)  # somebody else was faster
+            made.add(sweep.trials(), write=False)
+            made.write()
+            write_text(join(address, "sweep.yaml"), OmegaConf.to_yaml(OmegaConf.create(sweep.document)))
+        except BaseException:
+            made.close()
+            raise
         return made
 
     @classmethod
@@ -99,10 +121,19 @@ class SweepDirectory:
         text = read_text(join(address, "sweep.yaml"))
         if text is None:
             raise UserError(f"There is no sweep {address}: expected sweep.yaml in it.")
+        if not is_address(address):
+            runs = [row.run for row in read_rows(address) if row.run]
+            for name in (".lock", ".tune", "report", "runs", *runs):
+                refuse_link(Path(address) / name)
         content: Any = yaml.safe_load(text)
         if not isinstance(content, dict) or not isinstance(content.get("sweep"), dict):
             raise UserError(f"{join(address, 'sweep.yaml')} is damaged: expected settings and sweep in it.")
-        return cls(address, sweep_from(content, "sweep.yaml"), read_rows(address))
+        lock = _lock(address)
+        try:
+            return cls(address, sweep_from(content, "sweep.yaml"), read_rows(address), lock)
+        except BaseException:
+            lock.release()
+            raise
 
     def add(self, trials: list[Trial], *, write: bool = True) -> None:
         """Trials that were not known before."""
@@ -124,25 +155,29 @@ class SweepDirectory:
         return join(self.address, "runs", trial)
 
     def write(self) -> None:
-        """`trials.csv`, whole."""
+        """`trials.csv`, whole; raises `LeaseLost` where another process writes it."""
+        self.hold()
         text = io.StringIO()
         writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(row) for row in self.rows.values())
         write_text(join(self.address, "trials.csv"), text.getvalue())
 
+    def hold(self) -> None:
+        """Raise `LeaseLost` where another process writes this sweep by now."""
+        if isinstance(self._lock, Lease):
+            self._lock.hold()
+
     def discard(self) -> None:
         """Remove a sweep of which no trial has begun, so that its name is free again."""
+        if not any(row.run for row in self.rows.values()):
+            for name in ("sweep.yaml", "trials.csv", ".lock"):
+                remove_file(join(self.address, name))
         self.close()
-        if any(row.run for row in self.rows.values()):
-            return
-        for name in ("sweep.yaml", "trials.csv", ".lock"):
-            remove_file(join(self.address, name))
         if not is_address(self.address):
             with contextlib.suppress(OSError):  # something else is in it
                 Path(self.address).rmdir()
 
     def close(self) -> None:
-        """Let go of the lock."""
-        if self._lock is not None:
-            self._lock.release()
+        """Let go of the lock, or of the lease."""
+        self._lock.release()

@@ -385,6 +385,7 @@ class TuneSweep:
                 yield path, system
             finally:
                 with contextlib.suppress(OSError):
+                    self.directory.hold()  # or it is another driver's folder
                     system.delete_dir(path)
             return
         try:

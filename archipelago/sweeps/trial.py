@@ -32,7 +32,7 @@ from archipelago.experiments.config import (
 from archipelago.experiments.figures_data import write_examples
 from archipelago.experiments.plan import run_title
 from archipelago.experiments.runner import Drive
-from archipelago.runs.checkpoints import checkpoints
+from archipelago.runs.checkpoints import checkpoints, remove_checkpoint
 from archipelago.runs.directory import RunDirectory, is_run, read_status
 from archipelago.runs.environment import describe_environment
 from archipelago.runs.storage import Mirror, join, name_of, read_text, sibling, writable
@@ -144,10 +144,11 @@ class TrialRun:
         """Go on from a saved state, of this trial or of a better one, with these values."""
         saved = json.loads((folder / "trial.json").read_text())
         self.close()
-        with writable(self.address) as (path, _), RunDirectory.open(path, wait=PATIENCE) as run:
+        with writable(self.address, PATIENCE) as (path, _), RunDirectory.open(path, wait=PATIENCE) as run:
             run.truncate(saved["round"])
             name = f"round-{saved['round']:06d}"
-            shutil.rmtree(path / "checkpoints" / name, ignore_errors=True)
+            if (path / "checkpoints" / name).is_dir():
+                remove_checkpoint(path / "checkpoints" / name)
             shutil.copytree(folder / name, path / "checkpoints" / name)
             if saved["address"] != self.address:
                 shown = ", ".join(
@@ -165,7 +166,7 @@ class TrialRun:
     # Behind it ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        path, self._mirror = self._stack.enter_context(writable(self.address))
+        path, self._mirror = self._stack.enter_context(writable(self.address, PATIENCE))
         config = with_values(config_from_yaml(self._settings), self._values)
         known = is_run(path)
         if (
