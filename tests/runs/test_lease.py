@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
+from archipelago import open_run
 from archipelago.core.errors import UserError
-from archipelago.experiments import lease, open_run
 from archipelago.experiments.runner import run_experiment
+from archipelago.runs import lease
 from archipelago.runs.lease import Lease, LeaseLost
 from archipelago.runs.storage import (
     LEASE,
@@ -78,7 +79,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 _HOLD = """
 import sys, time
-from archipelago.experiments import lease
+from archipelago.runs import lease
 from archipelago.runs.storage import writable
 lease.SETTLE = 0.1
 with writable(sys.argv[1]) as (folder, mirror):

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from archipelago import open_run
 from archipelago.core.errors import UserError
 from archipelago.core.own_files import is_own_file, remove_own_files
-from archipelago.experiments import open_run, runner
+from archipelago.experiments import runner
 from archipelago.experiments.partition_preview import write_partition
 from archipelago.experiments.runner import resume, run_experiment
 from archipelago.reports.build import ReportRequest, build_report
