@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform.launch
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,13 +12,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from archipelago import open_run
 from archipelago.core.errors import UserError
-from archipelago.experiments.runner import run_experiment
 from archipelago.runs import lease
 from archipelago.runs.lease import Lease, LeaseLost
 from archipelago.runs.storage import (
@@ -35,9 +32,7 @@ from archipelago.runs.storage import (
 from archipelago.sweeps.directory import SweepDirectory
 from archipelago.sweeps.runner import resume_sweep, run_sweep
 from archipelago.sweeps.trial import TrialRun, payload
-from tests.support.experiments import TINY, config_of
-from tests.support.runs import assert_equal_runs
-from tests.support.s3 import s3_server
+from tests.support.leases import holder, put_lease
 from tests.support.sweeps import rows_of, sweep_of
 
 
@@ -56,19 +51,6 @@ def address(tmp_path: Path) -> str:
     return (tmp_path / "store/run").as_uri()
 
 
-def put_lease(address: str, seconds: float, **changes: Any) -> dict[str, Any]:
-    """What a process of another machine would have left there."""
-    content = {"id": "theirs", "host": "other", "pid": 7, "started": 1.0, "where": "other", **changes}
-    content["expires"] = time.time() + seconds
-    write_text(join(address, LEASE), json.dumps(content))
-    return content
-
-
-def holder(address: str) -> str:
-    text = read_text(join(address, LEASE))
-    return "" if text is None else json.loads(text)["id"]
-
-
 def files(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
@@ -81,7 +63,7 @@ _HOLD = """
 import sys, time
 from archipelago.runs import lease
 from archipelago.runs.storage import writable
-lease.SETTLE = 0.1
+lease.SETTLE, lease.SECONDS, lease.RENEWAL = 0.1, float(sys.argv[2]), float(sys.argv[2]) / 4
 with writable(sys.argv[1]) as (folder, mirror):
     folder.mkdir(exist_ok=True)
     (folder / "status.json").write_text("{}")
@@ -94,18 +76,21 @@ print("done", flush=True)
 
 
 @contextmanager
-def other_process(address: str, tmp: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def other_process(
+    address: str, tmp: Path, seconds: float = 60.0
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A process that writes there, with its working copies in `tmp`; and its working copy."""
     child = subprocess.Popen(
-        [sys.executable, "-c", _HOLD, address], env={**os.environ, "TMPDIR": str(tmp)},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", _HOLD, address, str(seconds)], env={**os.environ, "TMPDIR": str(tmp)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         assert child.stdout is not None
         yield child, Path(child.stdout.readline().strip())
     finally:
         child.kill()
-        child.communicate()
+        if child.returncode is None:
+            child.communicate()
 
 
 @pytest.mark.parametrize("shared", [True, False])  # False: as on another node, or in another container
@@ -276,6 +261,22 @@ def test_lease_in_a_store_out_of_reach_is_a_mistake_only_at_the_start(
     held.release()
 
 
+def test_process_that_was_stopped_for_too_long_overwrites_nothing(address: str, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    with other_process(address, tmp_path / "theirs", seconds=1.0) as (child, folder):
+        child.send_signal(signal.SIGSTOP)
+        with writable(address, wait=20) as (mine, mirror):
+            assert mirror is not None
+            (mine / "metrics.csv").write_text("resumed")
+            mirror.push()
+            (folder / "metrics.csv").write_text("late")
+            child.send_signal(signal.SIGCONT)
+            printed, error = child.communicate("\n", timeout=60)
+            assert child.returncode == 1 and "done" not in printed and "LeaseLost" in error
+            mirror.push()
+    assert files(tmp_path / "store") == {"run/metrics.csv": b"resumed", "run/status.json": b"{}"}
+
+
 def test_working_copies_are_private(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "tmp" / f"archipelago-{os.getuid()}"
     place.mkdir(mode=0o755)
@@ -303,39 +304,6 @@ def test_readers_of_one_address_do_not_disturb_each_other(address: str) -> None:
     one, other = open_run(address), open_run(address)
     assert one.path != other.path and one.status == other.status
     assert one.path.name == "run" and not (one.path / LEASE).exists()
-
-
-@pytest.mark.slow
-def test_run_in_an_object_store_that_is_taken_over_stops_and_can_be_resumed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with s3_server() as (storage, objects):
-        run, taken = f"{storage}/mine", []
-        follow = Mirror.follow
-
-        def taken_over(mirror: Mirror) -> None:
-            follow(mirror)
-            if not taken and "bucket/results/mine/checkpoints/round-000002/manifest.json" in objects:
-                taken.append(put_lease(run, seconds=60))
-                objects["bucket/results/mine/metrics.csv"] = b"theirs"
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Mirror, "follow", taken_over)
-            typed = [*TINY, "checkpoint.every=1", f"storage={storage}", "name=mine"]
-            assert platform.launch.main(typed) == 1
-        printed = capsys.readouterr().err
-        assert "process 7 on other" in printed and f"resume {run}" in printed and "Traceback" not in printed
-        assert objects["bucket/results/mine/metrics.csv"] == b"theirs" and holder(run) == "theirs"
-        assert not working_copy(run).exists()
-        assert platform.launch.main(["resume", run]) == 2  # the other one is alive
-        assert objects["bucket/results/mine/metrics.csv"] == b"theirs"
-        objects["bucket/results/mine/metrics.csv"] = b""  # a file that is torn is cut back
-        remove_file(join(run, LEASE))
-        for key in [key for key in objects if "/checkpoints/" in key]:
-            del objects[key]
-        assert platform.launch.main(["resume", run]) == 0
-        assert_equal_runs(open_run(run).path, run_experiment(config_of(), tmp_path / "here", quiet=True))
-        assert holder(run) == ""
 
 
 SWEEP = ("fleet.backend=in_process", "method=fedavg", "sweep.seeds=1", "rounds=2", "checkpoint.every=1")
