@@ -508,15 +508,16 @@ def _listing(kind: str) -> Iterable[tuple[str, list[tuple[str, ...]]]]:
         yield "Models (model=NAME)", [(entry.name, entry.about) for entry in NETWORKS.values()]
     else:
         yield "Settings (setting=value), with their defaults", _setting_rows(full_schema())
+        from archipelago.core.schema import composed
         from archipelago.core.settings import SweepSection
-        from archipelago.sweeps.config import AXES, OTHERS
+        from archipelago.sweeps.axes import AXES, OTHERS
 
         axes = {name: about for name, (_, about) in AXES.items()} | OTHERS
         yield (
             "Sweeps: what varies (sweep.NAME=[...], or the section sweep: of a file)",
             [(f"sweep.{name}", about) for name, about in axes.items()],
         )
-        yield "Sweeps: how trials are chosen and run", _setting_rows(SweepSection)
+        yield "Sweeps: how trials are chosen and run", _setting_rows(composed(SweepSection))
 
 
 def _setting_rows(schema: type) -> list[tuple[str, ...]]:

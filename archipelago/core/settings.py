@@ -279,20 +279,15 @@ class ExperimentSettings:
 
 @dataclass
 class SweepSettings:
-    """`sweep.sampler=optuna`: how trials are chosen and run (what varies: `archipelago/sweeps/config.py`)."""
+    """`sweep.sampler=optuna`: how trials are chosen and run (what varies: `archipelago/sweeps/axes.py`)."""
 
-    sampler: str = setting("grid", "how the points of `sweep.sample` are drawn; grid draws none",
-                           choices=("grid", "random", "optuna"))  # fmt: skip
-    samples: int = setting(10, "random, optuna: points to draw for each combination", at_least=1)
-    sampler_seed: int = setting(0, "random, optuna: seed of the draws", at_least=0)
-    scheduler: str = setting("none", "stop bad trials early, or let them take over good ones' models (pbt)",
-                             choices=("none", "asha", "median", "pbt"))  # fmt: skip
-    metric: str = setting("validation_micro_accuracy", "what tuning looks at: a figure on validation data")
+    sampler: str = setting("grid", "how the points of `sweep.sample` are drawn; grid draws none")
+    scheduler: str = setting(
+        "none", "stop bad trials early, or let them take over good ones' models (see `list`)"
+    )
+    metric: str = setting("validation_micro_accuracy", "what tuning looks at: a metric on validation data")
     mode: str = setting("auto", "whether more is better; auto: not of a loss, a squared error or a std",
                         choices=("auto", "max", "min"))  # fmt: skip
-    grace: int = setting(5, "asha, median: rounds that every trial is given", at_least=1)
-    reduction: int = setting(3, "asha: one in this many trials goes on at each rung", at_least=2)
-    interval: int = setting(5, "pbt: rounds between two exchanges", at_least=1)
     fleet: str = setting("auto", "a trial's clients in its own process, or in actors of its placement group",
                          choices=("auto", "in_process", "actors"))  # fmt: skip
     concurrent: int | None = setting(

@@ -67,6 +67,8 @@ _CHOOSES = {
     **dict.fromkeys(("partition", "partitions", "partition.name"), ("partition",)),
     **dict.fromkeys(("model", "model.name"), ("model",)),
     **dict.fromkeys(("aggregation", "aggregation.name"), ("aggregation rule",)),
+    "sampler": ("sampler",),
+    "scheduler": ("scheduler",),
     "callbacks": ("callback",),
     "loggers": ("logger",),
 }

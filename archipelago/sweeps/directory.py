@@ -45,7 +45,7 @@ def sweep_address(sweep: Sweep) -> str:
 
 
 def absolute(address: str) -> str:
-    """The same place, however a process on another node would look for it."""
+    """The same address for a process in another folder or on another node."""
     return address if is_address(address) else str(Path(address).expanduser().resolve())
 
 
@@ -68,7 +68,7 @@ def _is_begun(path: Path) -> bool:
 def _refuse_sweep(address: str) -> None:
     if is_sweep(address):
         raise UserError(
-            f"Sweep {address} exists already; go on with it by `python -m platform.launch resume {address}`, or "
+            f"Sweep {address} exists already; resume it with `python -m platform.launch resume {address}`, or "
             "choose another name with name=..."
         )
 
@@ -92,7 +92,7 @@ class SweepDirectory:
         _refuse_sweep(address)
         if not is_address(address):
             path = Path(address)
-            # A kill in the middle of this leaves these two, which nobody misses.
+            # A kill in the middle of this leaves these two, which hold nothing.
             begun = {"trials.csv", ".lock"}
             others = path.is_dir() and ({each.name for each in path.iterdir()} - begun or not _is_begun(path))
             if path.exists() and (not path.is_dir() or others):
@@ -104,7 +104,7 @@ class SweepDirectory:
 
         made = cls(address, sweep, [], _lock(address))
         try:
-            _refuse_sweep(address)  # somebody else was faster
+            _refuse_sweep(address)  # another process was faster
             made.add(sweep.trials(), write=False)
             made.write()
             write_text(join(address, "sweep.yaml"), OmegaConf.to_yaml(OmegaConf.create(sweep.document)))
@@ -115,7 +115,7 @@ class SweepDirectory:
 
     @classmethod
     def open(cls, address: str) -> SweepDirectory:
-        """A sweep that was begun before."""
+        """A sweep that an earlier process created."""
         import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
         text = read_text(join(address, "sweep.yaml"))
@@ -155,7 +155,7 @@ class SweepDirectory:
         return join(self.address, "runs", trial)
 
     def write(self) -> None:
-        """`trials.csv`, whole; raises `LeaseLost` where another process writes it."""
+        """Write `trials.csv`, all or nothing; raises `LeaseLost` where another process writes it."""
         self.hold()
         text = io.StringIO()
         writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")

@@ -23,8 +23,8 @@ from archipelago.experiments.plan import make_plan
 from archipelago.experiments.progress import duration
 from archipelago.sweeps.config import Sweep
 from archipelago.sweeps.directory import sweep_address
-from archipelago.sweeps.runner import Room, live_nodes, room_for
-from archipelago.sweeps.shared_prefix import fork_round, twins
+from archipelago.sweeps.resources import Reservation, live_nodes, reservation_for
+from archipelago.sweeps.shared_prefix import branch_point, shared_prefixes
 
 CALIBRATED = 20  # combinations that are tried; the others are taken for their mean
 SAMPLED = 4  # clients of a miniature
@@ -39,12 +39,12 @@ def describe(sweep: Sweep) -> Iterable[tuple[str, Rows]]:
     """Titles and rows to print."""
     nodes = _nodes(sweep)
     seeds = f"{len(sweep.seeds)} seed{'' if len(sweep.seeds) == 1 else 's'}"
-    points = f" x {sweep.settings.samples} points" if sweep.settings.sampler != "grid" else ""
+    points = f" x {sweep.sampler.count} points" if sweep.sampler.draws else ""
     title = (
         f"{sweep.planned} trials: {len(sweep.combinations)} combinations{points} x {seeds} ({sweep.seeds})"
     )
-    rooms = {
-        label: room_for(config, sweep.settings.fleet, sweep.planned, nodes)
+    reserved = {
+        label: reservation_for(config, sweep.settings.fleet, sweep.planned, nodes)
         for label, config in sweep.combinations.items()
     }
     yield (
@@ -53,13 +53,13 @@ def describe(sweep: Sweep) -> Iterable[tuple[str, Rows]]:
             (
                 label,
                 f"{config.rounds} rounds, {config.clients} clients on {config.data.name}",
-                _where(rooms[label]),
+                _where(reserved[label]),
             )
             for label, config in sweep.combinations.items()
         ],
     )
-    yield "Resources", _resources(sweep, nodes, rooms)
-    yield "Time", _time(sweep, nodes, rooms)
+    yield "Resources", _resources(sweep, nodes, reserved)
+    yield "Time", _time(sweep, nodes, reserved)
 
 
 def _nodes(sweep: Sweep) -> Sequence[Mapping[str, float]]:
@@ -71,19 +71,21 @@ def _nodes(sweep: Sweep) -> Sequence[Mapping[str, float]]:
         return live_nodes()
 
 
-def _where(room: Room) -> str:
-    share = " and ".join(f"{amount:g} {name}" for name, amount in room.bundles[-1].items())
-    if not room.actors:
+def _where(reservation: Reservation) -> str:
+    share = " and ".join(f"{amount:g} {name}" for name, amount in reservation.bundles[-1].items())
+    if not reservation.actors:
         return f"clients in the trial's own process, {share}"
-    return f"{room.actors} client actor{'' if room.actors == 1 else 's'} of {share} each"
+    return f"{reservation.actors} client actor{'' if reservation.actors == 1 else 's'} of {share} each"
 
 
-def _resources(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str, Room]) -> Rows:
+def _resources(
+    sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mapping[str, Reservation]
+) -> Rows:
     settings = sweep.settings
     cpus, gpus = (sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU"))
     rows: Rows = [
         ("cluster", f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}, {cpus:g} CPUs, {gpus:g} GPUs"),
-        ("trials at a time", f"{_at_a_time(sweep, nodes, rooms)}"),
+        ("trials at a time", f"{_at_a_time(sweep, nodes, reserved)}"),
         ("results", sweep_address(sweep)),
     ]
     if sweep.tunes or sweep.space:
@@ -96,15 +98,17 @@ def _resources(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mappin
     return rows
 
 
-def _at_a_time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str, Room]) -> int:
+def _at_a_time(
+    sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mapping[str, Reservation]
+) -> int:
     if sweep.base.fleet.backend == "in_process":
         return 1
     slots = max(capacity(nodes, sweep.base.fleet), 1)
-    most = max(1, min(slots // max(room.actors, 1) for room in rooms.values()))
+    most = max(1, min(slots // max(reservation.actors, 1) for reservation in reserved.values()))
     return min(most, sweep.planned, sweep.settings.concurrent or most)
 
 
-def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str, Room]) -> Rows:
+def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mapping[str, Reservation]) -> Rows:
     """From miniatures of some combinations, run here."""
     began = time.monotonic()
     measured: dict[str, float] = {}
@@ -127,19 +131,17 @@ def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], rooms: Mapping[str
             ),
         ]
     mean = sum(measured.values()) / len(measured)
-    pairs = {} if sweep.tunes else twins(sweep.trials())
-    begun = {trial.combination for trial in sweep.trials() if trial.name in pairs}
+    prefixes = {} if sweep.tunes else shared_prefixes(sweep.trials())
+    begun = {trial.combination for trial in sweep.trials() if trial.name in prefixes}
     per_trial = {
         label: measured.get(label, mean)
-        * (config.rounds - fork_round(config) * (label in begun))
-        / max(rooms[label].actors, 1)
+        * (config.rounds - branch_point(config) * (label in begun))
+        / max(reserved[label].actors, 1)
         for label, config in sweep.combinations.items()
     }
     each = sum(per_trial.values()) / len(per_trial)
-    whole = START + each * sweep.planned / _at_a_time(sweep, nodes, rooms)
-    scheduled = (
-        " at most: the scheduler stops some early" if sweep.settings.scheduler in ("asha", "median") else ""
-    )
+    whole = START + each * sweep.planned / _at_a_time(sweep, nodes, reserved)
+    scheduled = " at most: the scheduler stops some early" if sweep.scheduler.stops else ""
     stopped = "" if tried == len(measured) else f"; {tried - len(measured)} took too long and was stopped"
     return [
         (

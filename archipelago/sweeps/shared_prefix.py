@@ -1,9 +1,9 @@
-"""Trials that train what another trial trains, and need not do so twice.
+"""Trials with a shared prefix: rounds that another trial trains the same need not be trained twice.
 
 `fesem+cam+finetune` differs from `fesem+cam` in nothing before the first evaluation that fine-tunes (thesis 7.4.4:
 the base never sees the fine-tuned models). A sweep that has both, with the same settings and seed, runs the plain
-one first; the fine-tuned one takes over its rounds up to the fork, and goes on from there as a resumed run does.
-Whether it could, or had to train by itself, its figures, tables and models are the same bits.
+one first; the fine-tuned one takes over its rounds up to the branch point, and continues from there as a resumed run
+does. Whether it could, or had to train by itself, its metrics, tables and models are the same bits.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from archipelago.core.errors import UserError
 from archipelago.core.settings import ExperimentSettings
@@ -26,14 +27,14 @@ from archipelago.sweeps.config import Sweep, Trial
 _ENDING = "+finetune"
 
 
-def twins(trials: Iterable[Trial]) -> dict[str, str]:
-    """For the name of each fine-tuned trial, the name of the one that trains the same; where there is one."""
+def shared_prefixes(trials: Iterable[Trial]) -> dict[str, str]:
+    """For the name of each fine-tuned trial, the name of the one whose rounds it shares; where there is one."""
     by_training: dict[str, str] = {}
     tuned: list[tuple[str, str]] = []
     for trial in trials:
         config = trial.config
         if (
-            config.choose_clusters or config.ensemble or not fork_round(config)
+            config.choose_clusters or config.ensemble or not branch_point(config)
         ):  # each for itself, or nothing to share
             continue
         method = trial.config.method
@@ -45,14 +46,25 @@ def twins(trials: Iterable[Trial]) -> dict[str, str]:
     return {name: by_training[training] for name, training in tuned if training in by_training}
 
 
-def in_order(trials: list[Trial], pairs: Mapping[str, str]) -> list[Trial]:
+def in_order(trials: list[Trial], prefixes: Mapping[str, str]) -> list[Trial]:
     """The trials, each fine-tuned one right behind the one whose rounds it takes over."""
-    place = {trial.name: number for number, trial in enumerate(trials)}
-    return sorted(trials, key=lambda trial: (place[pairs.get(trial.name, trial.name)], trial.name in pairs))
+    position = {trial.name: number for number, trial in enumerate(trials)}
+    return sorted(
+        trials, key=lambda trial: (position[prefixes.get(trial.name, trial.name)], trial.name in prefixes)
+    )
 
 
-def fork_round(config: ExperimentSettings) -> int:
-    """The last round after which a run and its fine-tuned twin have the same files."""
+def prefix_of(trial: Trial, prefixes: Mapping[str, str], address: Callable[[str], str]) -> dict[str, Any]:
+    """Which run's rounds a trial takes over, and whether its own are taken over."""
+    earlier = prefixes.get(trial.name)
+    return {
+        "prefix": None if earlier is None else address(earlier),
+        "branches": trial.name in prefixes.values(),
+    }
+
+
+def branch_point(config: ExperimentSettings) -> int:
+    """The last round after which a run and its fine-tuned form have the same files."""
     return first_tuned_round(config.rounds, config.evaluation.every, config.evaluation.last) - 1
 
 
@@ -61,34 +73,36 @@ def shared_rounds(sweep: Sweep) -> dict[str, float]:
     if sweep.tunes:
         return {}
     trials = sweep.trials()
-    pairs = twins(trials)
-    return {t.name: fork_round(t.config) / t.config.rounds for t in trials if t.name in pairs}
+    prefixes = shared_prefixes(trials)
+    return {t.name: branch_point(t.config) / t.config.rounds for t in trials if t.name in prefixes}
 
 
-def take_rounds(run: RunDirectory, config: ExperimentSettings, twin: str) -> bool:
-    """Begin a run with its twin's rounds up to the fork, as far as there is a checkpoint of a finished twin.
+def take_rounds(run: RunDirectory, config: ExperimentSettings, earlier: str) -> bool:
+    """Begin a run with the rounds of `earlier`, if that is finished, up to its last checkpoint before they branch.
 
     The checkpoint is written last: a kill before that leaves a run that begins with its first round.
     """
-    if not is_address(twin) and not is_run(Path(twin)):
+    if not is_address(earlier) and not is_run(Path(earlier)):
         return False
     with contextlib.ExitStack() as stack:
         try:
-            path = stack.enter_context(reading(twin))
+            path = stack.enter_context(reading(earlier))
             finished = read_status(path).state == "finished"
         except (UserError, OSError):  # nothing there, or out of reach
             return False
-        return finished and _take(run, path, fork_round(config), name_of(twin))
+        return finished and _take(run, path, branch_point(config), name_of(earlier))
 
 
-def _take(run: RunDirectory, twin: Path, fork: int, name: str) -> bool:
-    for done, folder in reversed(checkpoints(twin)):
-        if done > fork:
+def _take(run: RunDirectory, earlier: Path, branch: int, name: str) -> bool:
+    for done, folder in reversed(checkpoints(earlier)):
+        if done > branch:
             continue
         try:
             parts = load(folder)
-            theirs, ours = (json.loads((each / "environment.json").read_text()) for each in (twin, run.path))
-            run.adopt(twin, done)
+            theirs, ours = (
+                json.loads((each / "environment.json").read_text()) for each in (earlier, run.path)
+            )
+            run.adopt(earlier, done)
         except (UserError, ValueError, FileNotFoundError):  # damaged: an older checkpoint may be whole
             continue
         run.note(done, f"Rounds 1 to {done} are those of {name}, which trains the same until then.")

@@ -37,13 +37,13 @@ from archipelago.runs.directory import RunDirectory, is_run, read_status
 from archipelago.runs.environment import describe_environment
 from archipelago.runs.storage import Mirror, join, name_of, read_text, sibling, writable
 from archipelago.sweeps.config import Trial, with_values
-from archipelago.sweeps.shared_prefix import fork_round, take_rounds
+from archipelago.sweeps.shared_prefix import branch_point, take_rounds
 
-QUIET_SECONDS = 1.0  # rounds shorter than this are told together where nobody decides by them
+QUIET_SECONDS = 1.0  # rounds shorter than this are reported together where nobody decides by them
 PATIENCE = 120.0  # seconds that a checkpoint may take to be written, or a killed process to be gone
-TRIES = 2  # times that actors are brought back where they were before Tune is asked for another place
+TRIES = 2  # times that actors are started again where they were before Tune is asked for another placement
 FAILED = "failed"
-_SCHEDULE = "schedule.json"  # of a trial whose settings change on the way (PBT)
+_SCHEDULE = "schedule.json"  # of a trial whose settings change on the way
 
 
 def payload(trial: Trial, address: str, **more: Any) -> dict[str, Any]:
@@ -59,12 +59,12 @@ def payload(trial: Trial, address: str, **more: Any) -> dict[str, Any]:
 
 
 class TrialRun:
-    """A run that goes on whenever `step` is called, in the run directory at `address`.
+    """A run that continues whenever `step` is called, in the run directory at `address`.
 
     `actors` is how many client actors it has; none means that the clients live in this process. `label` names
-    the sweep whose data this node shares. `watched`: every evaluation is told by itself, because something
-    decides by it. `replay`: what an earlier process left is told again first; `ended`: and nothing after it.
-    `twin` is the address of a run that trains the same, `fork` whether one will begin with this one's rounds.
+    the sweep whose data this node shares. `watched`: every evaluation is reported by itself, because something
+    decides by it. `replay`: what an earlier process left is reported again first; `ended`: and nothing after it.
+    `prefix` is the address of a run whose first rounds it shares, `branches` whether another run shares its own.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class TrialRun:
         replay: bool = False,
         ended: bool = False,
         command: str | None = None,
-        twin: str | None = None,
-        fork: bool = False,
+        prefix: str | None = None,
+        branches: bool = False,
     ) -> None:
-        self._twin, self._fork = twin, fork
+        self._prefix, self._branches = prefix, branches
         self.address, self.metric = address, metric
         self._settings, self._values = settings, dict(values)
         self._actors, self._label = actors, label
@@ -93,23 +93,23 @@ class TrialRun:
         self._run: RunDirectory | None = None
         self._mirror: Mirror | None = None
         self._old: list[dict[str, Any]] = []
-        self._old_is_known = False  # Tune has been told of the rounds before
-        self._taken = 0  # rounds that this process did not train: of an earlier one, or of a twin
+        self._old_is_known = False  # the rounds before were reported to Tune
+        self._taken = 0  # rounds that this process did not train: of an earlier one, or a shared prefix
         self._last: dict[str, Any] = {}
         self.total = config_from_yaml(settings).rounds
 
     # What Tune asks for ---------------------------------------------------------------------------------------
 
     def step(self) -> dict[str, Any]:
-        """Go on for a while; the result says how far the trial is. A failure is a result, not an exception.
+        """Continue for a while; the result says how far the trial is. A failure is a result, not an exception.
 
-        Actors that cannot be brought back where they were are no failure of the trial: Tune is to begin it again
+        Actors that cannot be started again where they were are no failure of the trial: Tune is to begin it again
         elsewhere, from its last checkpoint.
         """
         try:
             if self._rounds is None:
                 self._begin()
-            return self._told_again() or self._go_on()
+            return self._reported_again() or self._continue()
         except ActorsLost:
             with contextlib.suppress(Exception):  # its files are let go of, whatever else is gone
                 self.close()
@@ -118,7 +118,7 @@ class TrialRun:
             return self._failure(error)
 
     def close(self) -> None:
-        """End what was started; the run can be gone on with."""
+        """End what was started; the run can be resumed."""
         rounds, self._rounds = self._rounds, None
         if rounds is not None and hasattr(rounds, "close"):
             if self._run is not None and self._run.status.state == "running":
@@ -128,7 +128,7 @@ class TrialRun:
         self._run = None
 
     def save(self, folder: Path) -> None:
-        """A copy of the state after the last round that was told, for another trial to take over."""
+        """A copy of the state after the last round that was reported, for another trial to take over."""
         assert self._run is not None
         done = self._run.status.rounds_done
         path = self._run.path / "checkpoints" / f"round-{done:06d}"
@@ -141,7 +141,7 @@ class TrialRun:
         write_whole(folder / "trial.json", json.dumps({"address": self.address, "round": done}))
 
     def take_over(self, folder: Path, values: Mapping[str, Any]) -> None:
-        """Go on from a saved state, of this trial or of a better one, with these values."""
+        """Continue from a saved state, of this trial or of a better one, with these values."""
         saved = json.loads((folder / "trial.json").read_text())
         self.close()
         with writable(self.address, PATIENCE) as (path, _), RunDirectory.open(path, wait=PATIENCE) as run:
@@ -156,7 +156,7 @@ class TrialRun:
                     for key, value in values.items()
                 )
                 donor = name_of(saved["address"])
-                run.note(saved["round"], f"Took over the state of {donor}; goes on with {shown}.")
+                run.note(saved["round"], f"Took over the state of {donor}; continues with {shown}.")
             schedule = [entry for entry in _schedule(path) if entry["round"] <= saved["round"]]
             schedule.append({"round": saved["round"], "values": dict(values)})
             write_whole(path / _SCHEDULE, json.dumps(schedule) + "\n")
@@ -174,7 +174,7 @@ class TrialRun:
         ):  # the first files of a process that was killed while it sent them
             shutil.rmtree(path, ignore_errors=True)
         if known and (self._ended or read_status(path).state == "finished"):
-            self._old = told_rows(path, self.metric)
+            self._old = reported_rows(path, self.metric)
             self._taken = self.total
             self._rounds = iter(())
             return
@@ -200,8 +200,8 @@ class TrialRun:
             for note in [*notes, *federation.notes]:
                 run.note(0, note)
             write_examples(run, federation, config)
-        if self._twin is not None and not checkpoints(run):
-            adopted = take_rounds(run, config, self._twin)
+        if self._prefix is not None and not checkpoints(run):
+            adopted = take_rounds(run, config, self._prefix)
         self._rounds = self._drive(config, federation, data, run, known or adopted)
 
     def _drive(
@@ -214,14 +214,14 @@ class TrialRun:
             group = get_current_placement_group()
             assert group is not None, "a trial with actors has a placement group"
             place = Place(group, group.bundle_count - self._actors, self._actors)
-        fork = fork_round(config) if self._fork else None
-        drive = Drive(config, federation, run, quiet=True, place=place, data=data, fork=fork)
+        branch = branch_point(config) if self._branches else None
+        drive = Drive(config, federation, run, quiet=True, place=place, data=data, fork=branch)
         done, checkpoint = drive.last_checkpoint() if known else (0, None)
         self._taken = done
-        self._old = told_rows(run.path, self.metric) if known and not self._old_is_known else []
+        self._old = reported_rows(run.path, self.metric) if known and not self._old_is_known else []
         return drive.rounds(done, checkpoint, resumed=known)
 
-    def _told_again(self) -> dict[str, Any] | None:
+    def _reported_again(self) -> dict[str, Any] | None:
         """One round of an earlier process; all but the last are left out where nobody decides by them."""
         if not self._old:
             return None
@@ -231,18 +231,18 @@ class TrialRun:
         over = not self._old and self._run is None
         return self._result("finished" if over else "running")
 
-    def _go_on(self) -> dict[str, Any]:
+    def _continue(self) -> dict[str, Any]:
         assert self._rounds is not None
         began = time.monotonic()
         for report in self._rounds:
             if self._mirror is not None:
                 self._mirror.follow()
-            shown = _figures(report.round, report.metrics, self.metric)
+            shown = _metrics(report.round, report.metrics, self.metric)
             # Rounds without an evaluation have nothing new to show.
             self._last = {**self._last, **shown}
             last = report.round == self.total
-            told = self._watched and (self.metric is None or self.metric in shown)
-            if not last and (told or (not self._watched and time.monotonic() - began >= QUIET_SECONDS)):
+            awaited = self._watched and (self.metric is None or self.metric in shown)
+            if not last and (awaited or (not self._watched and time.monotonic() - began >= QUIET_SECONDS)):
                 return self._result("running")
         self.close()
         return self._result("finished")
@@ -273,13 +273,13 @@ class TrialRun:
 
 def _fleet(config: ExperimentSettings, actors: int) -> Any:
     if actors:
-        # After that the place itself may be gone, and Tune finds another one.
+        # After that the placement itself may be gone, and Tune finds another one.
         restarts = min(config.fleet.restarts, TRIES)
         return dataclasses.replace(config.fleet, backend="ray", restarts=restarts)
     return dataclasses.replace(config.fleet, backend="in_process", actors=None, clients_per_actor=None)
 
 
-def _figures(round: int, metrics: Mapping[str, Any], metric: str | None) -> dict[str, Any]:
+def _metrics(round: int, metrics: Mapping[str, Any], metric: str | None) -> dict[str, Any]:
     shown = {
         name: metrics[name] for name in registered().progress() if isinstance(metrics.get(name), int | float)
     }
@@ -289,23 +289,23 @@ def _figures(round: int, metrics: Mapping[str, Any], metric: str | None) -> dict
     return found
 
 
-def told_rows(path: Path, metric: str | None) -> list[dict[str, Any]]:
+def reported_rows(path: Path, metric: str | None) -> list[dict[str, Any]]:
     """What a run directory says that its rounds came to, evaluated ones and the last."""
     from archipelago.runs.reader import open_run
 
     rows: list[dict[str, Any]] = []
     for row in open_run(path).metrics.to_dict("records"):
-        figures = {
+        metrics = {
             name: value for name, value in row.items() if value == value
         }  # an empty cell is not a number
-        found = _figures(int(row["round"]), figures, metric)
+        found = _metrics(int(row["round"]), metrics, metric)
         if "shown" in found or metric in found:
             rows.append(found)
     return rows
 
 
 def values_now(address: str, drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a trial goes on with: those it took over last, those that were drawn if it took over none."""
+    """The values that a trial continues with: those it took over last, those that were drawn if it took over none."""
     text = read_text(join(address, _SCHEDULE))
     schedule = json.loads(text) if text is not None else []
     return dict(schedule[-1]["values"]) if schedule else dict(drawn)
@@ -317,7 +317,7 @@ def _schedule(path: Path) -> list[dict[str, Any]]:
 
 
 def _scheduled(path: Path, config: ExperimentSettings) -> ExperimentSettings:
-    """The run's own config, with the values that its newest checkpoint goes on with."""
+    """The run's own config, with the values that its newest checkpoint continues with."""
     written = config_from_yaml((path / "config.yaml").read_text(encoding="utf-8"))
     config = dataclasses.replace(config, clusters=written.clusters, choose_clusters=False)
     found = checkpoints(path)
@@ -326,6 +326,11 @@ def _scheduled(path: Path, config: ExperimentSettings) -> ExperimentSettings:
         if entry["round"] <= done:
             config = with_values(config, entry["values"])
     return config
+
+
+def _return_to_working_directory() -> None:
+    """Tune moves into a folder of its own, but paths and plug-ins of settings are relative to where the user was."""
+    os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", "."))
 
 
 class TuneTrial(tune.Trainable):
@@ -340,15 +345,15 @@ class TuneTrial(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Nothing is begun before the first step: a state may still be handed over."""
+        _return_to_working_directory()
         self._first = run_title(config_from_yaml(config["payload"]["settings"]))
         self._prepare(config)
 
     def _prepare(self, config: dict[str, Any]) -> None:
-        # Tune moves into a folder of its own, but paths of settings are relative to where the user was.
-        os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", "."))
+        _return_to_working_directory()
         config = config["payload"]
         given = {key: value for key, value in config.items() if key not in ("trial", "address", "bundles")}
-        # Under PBT a config may be another trial's; the name is this one's own.
+        # In a population a config may be another trial's; the name is this one's own.
         self._trial_run = TrialRun(sibling(config["address"], str(self.trial_name)), **given)
 
     def step(self) -> dict[str, Any]:
@@ -362,7 +367,7 @@ class TuneTrial(tune.Trainable):
         self._trial_run.save(Path(checkpoint_dir))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Go on from there, with the values of this trial's config."""
+        """Continue from there, with the values of this trial's config."""
         assert self._trial_run is not None
         self._trial_run.take_over(Path(str(checkpoint)), self.config["payload"]["values"])
 
@@ -373,7 +378,7 @@ class TuneTrial(tune.Trainable):
         return True
 
     def cleanup(self) -> None:
-        """Leave the run as it can be gone on with."""
+        """Leave the run as it can be resumed."""
         if self._trial_run is not None:
             self._trial_run.close()
             self._trial_run = None

@@ -28,7 +28,7 @@ _FEW = 40  # trials of a sweep that gets a line for each
 
 
 class SweepView:
-    """A context manager that is told what trials do; a live table on a terminal, plain lines elsewhere."""
+    """A context manager that hears what trials do; a live table on a terminal, plain lines elsewhere."""
 
     def __init__(
         self,
@@ -43,12 +43,10 @@ class SweepView:
         self._quiet, self._clock = quiet, clock
         self._stream = sys.stdout if stream is None else stream
         self._live: Any = None
-        self._figures: dict[str, dict[str, float]] = {}  # trial -> last figures
+        self._metrics: dict[str, dict[str, float]] = {}  # trial -> last metrics
         self._share: dict[str, float] = {}  # trial -> part of its rounds that is done
         self._earlier: dict[str, float] = {}  # trial -> the part that was not done by this process
-        self._shared = shared_rounds(
-            directory.sweep
-        )  # trial -> the part that it will take over from another one
+        self._shared = shared_rounds(directory.sweep)  # trial -> the part that it takes over from another one
         self._begun: dict[str, float] = {}  # group -> when this process began with it
         self._began = self._last_line = clock()
 
@@ -56,8 +54,8 @@ class SweepView:
         self._earlier = {name: 1.0 for name, row in self._rows.items() if row.status in OVER}
         self._share = dict(self._earlier)
         for name in self._earlier:
-            if figures := last_figures(self._directory.run_address(name)):
-                self._figures[name] = figures
+            if metrics := last_metrics(self._directory.run_address(name)):
+                self._metrics[name] = metrics
         self._began = self._last_line = self._clock()
         if not self._quiet and is_terminal(self._stream):
             from rich.console import Console
@@ -76,10 +74,10 @@ class SweepView:
             self._live.stop()
             self._live = None
 
-    # What it is told --------------------------------------------------------------------------------------------
+    # What it hears --------------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """A sentence among the figures."""
+        """A sentence among the metrics."""
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         elif not self._quiet:
@@ -96,7 +94,7 @@ class SweepView:
         self._share[trial] = result.get("round", 0) / rounds
         self._earlier.setdefault(trial, result.get("taken", 0) / rounds)
         if result.get("shown"):
-            self._figures[trial] = dict(result["shown"])
+            self._metrics[trial] = dict(result["shown"])
         if result.get("done"):
             self.over(trial)
         elif self._live is None and self._clock() - self._last_line >= _STILL:
@@ -107,7 +105,7 @@ class SweepView:
         """A trial is done with."""
         if self._share.get(trial) == -1.0:
             return
-        self._share[trial] = -1.0  # counts as whole, and is told once
+        self._share[trial] = -1.0  # counts as whole, and is shown once
         self._earlier.setdefault(trial, 0.0)
         row = self._rows[trial]
         if row.status == FAILED:
@@ -138,26 +136,26 @@ class SweepView:
         return f"{duration((self._clock() - began) * (rest + unnamed) / gained)} left"
 
     def group_line(self, group: str) -> tuple[str, str, str]:
-        """(how many of a group's trials are over, how much of all their rounds is done, its figures so far)."""
+        """(how many of a group's trials are over, how much of all their rounds is done, its metrics so far)."""
         members = [row for row in self._rows.values() if row.group == group]
         over = sum(row.status in OVER for row in members)
         done = sum(abs(self._share.get(row.trial, 0.0)) for row in members) / len(members)
-        figures = []
+        metrics = []
         for name, label in registered().progress().items():
             values = [
-                self._figures[row.trial][name]
+                self._metrics[row.trial][name]
                 for row in members
-                if row.status != FAILED and name in self._figures.get(row.trial, {})
+                if row.status != FAILED and name in self._metrics.get(row.trial, {})
             ]
             if values:
-                figures.append(f"{label} {mean_and_std(values)}")
-        return f"{over}/{len(members)}", f"{math.floor(100 * done)}%", "  ".join(figures)
+                metrics.append(f"{label} {mean_and_std(values)}")
+        return f"{over}/{len(members)}", f"{math.floor(100 * done)}%", "  ".join(metrics)
 
     def _line(self, row: Row) -> str:
-        seeds, _, figures = self.group_line(row.group)
+        seeds, _, metrics = self.group_line(row.group)
         done = sum(each.status in OVER for each in self._rows.values())
         width = len(str(self._planned))
-        parts = [f"{done:>{width}}/{self._planned}", row.group, f"({seeds} seeds)", figures, self.time_left()]
+        parts = [f"{done:>{width}}/{self._planned}", row.group, f"({seeds} seeds)", metrics, self.time_left()]
         return "  ".join(part for part in parts if part)
 
     def _under_way(self) -> str:
@@ -183,17 +181,17 @@ class SweepView:
             table.add_column(name, no_wrap=name != "group")
         groups = list(dict.fromkeys(row.group for row in self._rows.values()))
         busy = [g for g in groups if any(r.status == RUNNING for r in self._rows.values() if r.group == g)]
-        room = 40  # groups; the rest is counted
-        for group in groups if len(groups) <= room else busy[:room]:
+        most = 40  # groups; the rest is counted
+        for group in groups if len(groups) <= most else busy[:most]:
             over = all(row.status in OVER for row in self._rows.values() if row.group == group)
             table.add_row(group, *self.group_line(group), "" if over else self.time_left(group))
-        if len(groups) > room:
-            table.caption = f"and {len(groups) - len(busy[:room])} more groups"
+        if len(groups) > most:
+            table.caption = f"and {len(groups) - len(busy[:most])} more groups"
         return table
 
 
-def last_figures(address: str) -> dict[str, float]:
-    """The figures of the last evaluation of a run, wherever it is kept; empty if there was none."""
+def last_metrics(address: str) -> dict[str, float]:
+    """The metrics of the last evaluation of a run, wherever it is kept; empty if there was none."""
     text = read_text(join(address, "metrics.csv"))
     for row in reversed(list(csv.DictReader(io.StringIO(text or "")))):
         if found := {name: float(row[name]) for name in registered().progress() if row.get(name)}:

@@ -9,7 +9,8 @@ import pytest
 
 from archipelago.core.errors import UserError
 from archipelago.experiments.config import layered, load_config, read_layers
-from archipelago.sweeps.config import Sweep, draw, load_sweep, sweep_from
+from archipelago.sweeps.config import Sweep, load_sweep, sweep_from
+from archipelago.sweeps.distributions import draw
 
 
 def sweep_of(folder: Path, text: str, *overrides: str) -> Sweep:
@@ -170,7 +171,7 @@ MISTAKES = {
     "Expected every entry of sweep.methods once": "sweep: {methods: [ifca, ifca]}",
     "Unknown method 'ifcaa'": "sweep: {methods: [fedavg, ifcaa]}",
     "In the sweep's combination 'ifca | K=50'": "clients: 20\nsweep: {methods: [ifca], clusters: [5, 50]}",
-    "Unknown sweep.sampler 'gird'": "sweep: {sampler: gird}",
+    "Unknown sampler 'gird'. Did you mean 'grid'?": "sweep: {sampler: gird}",
     "Expected clusters in one axis": "sweep: {methods: [ifca], clusters: [2, 3], grid: {clusters: [2]}}",
     "Expected sweep.sampler=random or optuna beside": VALID + "sweep: {sample: {local.lr: 'uniform(0, 1)'}}",
     "Expected sweep.sample beside sweep.sampler=random": VALID + "sweep: {sampler: random}",

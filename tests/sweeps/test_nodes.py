@@ -113,7 +113,7 @@ def test_a_lost_node_s_actors_find_another_place(head: Head, tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(not can_hide(), reason="this machine does not let a test mount a folder")
-def test_nodes_without_shared_storage_are_told_before_anything_starts(head: Head, tmp_path: Path) -> None:
+def test_nodes_without_shared_storage_are_reported_before_anything_starts(head: Head, tmp_path: Path) -> None:
     storage = tmp_path / "not-shared"
     storage.mkdir()
     with short_folder() as root, another_node(head, cpus=1, hidden=storage, root=root) as node:

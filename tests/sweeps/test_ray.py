@@ -27,8 +27,9 @@ from archipelago.experiments.config import config_from_yaml
 from archipelago.experiments.runner import run_experiment
 from archipelago.runs.directory import RunDirectory
 from archipelago.runs.storage import join, local_copy
-from archipelago.sweeps.runner import TuneSweep, resume_sweep, run_sweep
+from archipelago.sweeps.runner import resume_sweep, run_sweep
 from archipelago.sweeps.trial import TrialRun
+from archipelago.sweeps.tune import TuneSweep
 from tests.support.clusters import ROOT
 from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs, events
@@ -69,7 +70,7 @@ KILLED = (
 )
 
 
-def test_a_sweep_killed_with_sigkill_is_resumed_to_the_same_bits(ray_cluster: Path, tmp_path: Path) -> None:
+def test_sweep_killed_with_sigkill_is_resumed_to_the_same_bits(ray_cluster: Path, tmp_path: Path) -> None:
     address, log = tmp_path / "killed", tmp_path / "log"
     checkpoint = address / "runs/ifca-seed0/checkpoints/round-000004"
     typed = [*settings_of(*KILLED), f"storage={tmp_path}", "name=killed"]
@@ -95,7 +96,7 @@ def test_a_sweep_killed_with_sigkill_is_resumed_to_the_same_bits(ray_cluster: Pa
 
 
 @pytest.mark.full
-def test_a_killed_sweep_in_an_object_store_goes_on_from_there(ray_cluster: Path, tmp_path: Path) -> None:
+def test_killed_sweep_in_an_object_store_resumes_from_there(ray_cluster: Path, tmp_path: Path) -> None:
     """Where the store is and who may use it is said in its address: workers of a cluster need not know otherwise."""
     with s3_server() as (_, objects):
         place = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
@@ -126,16 +127,16 @@ def test_actors_of_a_trial_are_in_its_placement_group_with_shares_of_a_gpu(
     seen: list[tuple[set[str], dict[str, float]]] = []
     groups: dict[str, set[str]] = {}  # actor -> placement groups that it was seen in
     processes: set[str] = set()
-    told = TuneSweep.told
+    reported = TuneSweep.reported
 
     def look(sweep: TuneSweep, trial: str, result: Any) -> None:
         seen.append(_names_and_use())
         for name, group in _groups().items():
             groups.setdefault(name, set()).add(group)
         processes.update(_trial_processes())
-        told(sweep, trial, result)
+        reported(sweep, trial, result)
 
-    monkeypatch.setattr(TuneSweep, "told", look)
+    monkeypatch.setattr(TuneSweep, "reported", look)
     monkeypatch.setattr("archipelago.sweeps.trial.QUIET_SECONDS", 0.0)
     sweep = sweep_of(tmp_path, *settings, "fleet.actors=1", "fleet.gpus=0.25")
     address = run_sweep(sweep, str(tmp_path / "sweep"), quiet=True)
@@ -169,13 +170,13 @@ def test_a_trial_in_a_process_of_its_own_reserves_its_share_of_a_gpu(
     """Small trials have no actors; on nodes that only declare a GPU, they say that torch has none."""
     settings = ("method=ifca", "sweep.seeds=[0,1]", "rounds=4")
     used: list[dict[str, float]] = []
-    told = TuneSweep.told
+    reported = TuneSweep.reported
 
     def look(sweep: TuneSweep, trial: str, result: Any) -> None:
         used.append(_names_and_use()[1])
-        told(sweep, trial, result)
+        reported(sweep, trial, result)
 
-    monkeypatch.setattr(TuneSweep, "told", look)
+    monkeypatch.setattr(TuneSweep, "reported", look)
     address = run_sweep(sweep_of(tmp_path, *settings, "fleet.gpus=0.25"), str(tmp_path / "sweep"), quiet=True)
     assert {each["GPU"] for each in used} <= {0.25, 0.5}
     for row in rows_of(address).values():
@@ -215,7 +216,7 @@ def _names_and_use() -> tuple[set[str], dict[str, float]]:
     return names, {name: total[name] - free.get(name, 0.0) for name in ("CPU", "GPU")}
 
 
-def test_the_metrics_endpoint_tells_every_round(ray_cluster: Path, tmp_path: Path) -> None:
+def test_metrics_endpoint_reports_every_round(ray_cluster: Path, tmp_path: Path) -> None:
     """What Prometheus would scrape; data is loaded once for all trials of a node."""
     built: list[tuple[list[str], list[str]]] = []
 
@@ -294,7 +295,7 @@ def curves(address: str | Path) -> dict[str, str]:
 def test_a_scheduler_stops_trials_and_every_curve_is_the_undisturbed_one(
     ray_cluster: Path, tmp_path: Path, scheduler: str
 ) -> None:
-    # More trials than slots: whoever cannot be compared with others yet goes on all the same.
+    # More trials than slots: whoever cannot be compared with others yet continues all the same.
     settings = (*TUNED, "sweep.sampler=random", "sweep.samples=8", "sweep.concurrent=2", "sweep.seeds=[0]")
     address = run_sweep(
         sweep_of(tmp_path, *settings, f"sweep.scheduler={scheduler}"), str(tmp_path / "tuned"), quiet=True
@@ -315,7 +316,7 @@ def test_a_scheduler_stops_trials_and_every_curve_is_the_undisturbed_one(
 
 
 @pytest.mark.full
-def test_a_killed_sweep_with_a_scheduler_goes_on(ray_cluster: Path, tmp_path: Path) -> None:
+def test_killed_sweep_with_a_scheduler_resumes(ray_cluster: Path, tmp_path: Path) -> None:
     """Under ASHA every trial's curve is the undisturbed one, as far as it ran."""
     drawn = (*TUNED, "sweep.sampler=random", "sweep.samples=6", "sweep.concurrent=2", "sweep.seeds=[0]")
     settings = (*drawn, "sweep.scheduler=asha", "checkpoint.every=1")
@@ -336,7 +337,7 @@ def test_a_killed_sweep_with_a_scheduler_goes_on(ray_cluster: Path, tmp_path: Pa
 
 
 @pytest.mark.full
-def test_a_killed_population_keeps_the_values_it_had_come_to(ray_cluster: Path, tmp_path: Path) -> None:
+def test_killed_population_keeps_the_values_it_had_come_to(ray_cluster: Path, tmp_path: Path) -> None:
     """And every curve is the undisturbed one: each stretch between two exchanges, run again by itself, is the same."""
     population = ("sweep.sampler=random", "sweep.samples=4", "sweep.concurrent=2", "sweep.scheduler=pbt")
     longer = ("rounds=12", "checkpoint.keep=12", "sweep.seeds=[0]")
@@ -354,10 +355,10 @@ def test_a_killed_population_keeps_the_values_it_had_come_to(ray_cluster: Path, 
         run = address / row.run
         assert list(open_run(run).metrics["round"]) == list(range(1, 13))
         # Values change where a state was taken over, and nowhere else.
-        told, now = events(run), open_run(run).config["local"]["lr"]
+        noted, now = events(run), open_run(run).config["local"]["lr"]
         for entry in json.loads((run / "schedule.json").read_text()):
             value = entry["values"]["local.lr"]
-            assert value == now or any(f"goes on with local.lr={value:.6g}." in text for text in told)
+            assert value == now or any(f"continues with local.lr={value:.6g}." in text for text in noted)
             now = value
         stretches_run_again(run, tmp_path / "again")
 
@@ -377,15 +378,15 @@ def stretches_run_again(run: Path, folder: Path) -> None:
                 copy.truncate(begun)
             (again / "schedule.json").write_text(json.dumps([entry]))
         trial = TrialRun(str(again), settings, entry["values"])
-        while not (told := trial.step())["done"]:
+        while not (result := trial.step())["done"]:
             pass
-        assert told["state"] == "finished", told
+        assert result["state"] == "finished", result
         found = (again / "metrics.csv").read_text().splitlines()
         assert found[0] == rows[0] and found[begun + 1 : end + 1] == rows[begun + 1 : end + 1]
 
 
 @pytest.mark.full
-def test_a_population_exchanges_states(ray_cluster: Path, tmp_path: Path) -> None:
+def test_population_exchanges_states(ray_cluster: Path, tmp_path: Path) -> None:
     settings = (
         *TUNED,
         "sweep.sampler=random",
@@ -395,14 +396,14 @@ def test_a_population_exchanges_states(ray_cluster: Path, tmp_path: Path) -> Non
     )
     address = run_sweep(sweep_of(tmp_path, *settings, "sweep.seeds=[0]"), str(tmp_path / "tuned"), quiet=True)
     assert [row.status for row in rows_of(address).values()] == ["finished"] * 4
-    told = [text for row in rows_of(address).values() for text in events(Path(address) / row.run)]
-    assert any("Took over the state of" in text for text in told)
+    noted = [text for row in rows_of(address).values() for text in events(Path(address) / row.run)]
+    assert any("Took over the state of" in text for text in noted)
     assert not (Path(address) / ".tune").exists()
     assert all(len(open_run(Path(address) / row.run).metrics) == 6 for row in rows_of(address).values())
 
 
 @pytest.mark.full
-def test_optuna_suggests_points_and_goes_on_after_a_stop(ray_cluster: Path, tmp_path: Path) -> None:
+def test_optuna_suggests_points_and_resumes_after_a_stop(ray_cluster: Path, tmp_path: Path) -> None:
     settings = (*TUNED, "sweep.sampler=optuna", "sweep.samples=4", "sweep.seeds=[0,1]", "sweep.concurrent=2")
     stopped: list[str] = []
 
@@ -425,7 +426,7 @@ def test_optuna_suggests_points_and_goes_on_after_a_stop(ray_cluster: Path, tmp_
 
 
 @pytest.mark.full
-def test_a_killed_sweep_with_a_sampler_goes_on(ray_cluster: Path, tmp_path: Path) -> None:
+def test_killed_sweep_with_a_sampler_resumes(ray_cluster: Path, tmp_path: Path) -> None:
     """Optuna suggests by what was found; every trial, whatever was suggested, is the run that it would be alone."""
     drawn = ("sweep.sampler=optuna", "sweep.samples=4", "sweep.seeds=[0,1]", "sweep.concurrent=2")
     settings = (*(each for each in TUNED if each != "rounds=6"), *drawn, "rounds=25", "checkpoint.every=4")
@@ -456,8 +457,8 @@ def test_a_killed_sweep_with_a_sampler_goes_on(ray_cluster: Path, tmp_path: Path
 
 
 @pytest.mark.full
-def test_a_killed_sweep_with_a_sampler_and_a_scheduler_goes_on(ray_cluster: Path, tmp_path: Path) -> None:
-    """What tune_configs/tuning.yaml asks for: points of Optuna, judged by ASHA; finished ones are told of again."""
+def test_killed_sweep_with_a_sampler_and_a_scheduler_resumes(ray_cluster: Path, tmp_path: Path) -> None:
+    """What tune_configs/tuning.yaml asks for: points of Optuna, judged by ASHA; finished ones are reported again."""
     drawn = ("sweep.sampler=optuna", "sweep.samples=4", "sweep.seeds=[0,1]", "sweep.concurrent=2")
     settings = (*(each for each in TUNED if each != "rounds=6"), *drawn, "rounds=12", "checkpoint.every=1")
     address = tmp_path / "tuned"

@@ -29,10 +29,12 @@ from archipelago.runs.directory import read_status
 from archipelago.runs.storage import Mirror, join, local_copy, read_text, reading, remove_file, write_text
 from archipelago.sweeps.directory import SweepDirectory, is_sweep, read_rows
 from archipelago.sweeps.dry_run import describe, seconds_per_round
-from archipelago.sweeps.runner import _PROBE, Room, TuneSweep, _sees, resume_sweep, room_for, run_sweep
-from archipelago.sweeps.search import Queue, Study, scheduler_of
-from archipelago.sweeps.shared_prefix import in_order, twins
+from archipelago.sweeps.resources import _PROBE, Reservation, reservation_for, sees
+from archipelago.sweeps.runner import resume_sweep, run_sweep
+from archipelago.sweeps.search import Queue, Study
+from archipelago.sweeps.shared_prefix import in_order, shared_prefixes
 from archipelago.sweeps.trial import TrialRun, payload, values_now
+from archipelago.sweeps.tune import TuneSweep
 from archipelago.sweeps.view import SweepView
 from tests.support import killers
 from tests.support.experiments import config_of
@@ -54,7 +56,7 @@ def test_a_trial_is_the_run_that_it_would_be_alone(tmp_path: Path) -> None:
     assert_equal_runs(tmp_path / "sweep/runs/ifca-seed3", alone)
     with pytest.raises(UserError, match="all 4 trials done"):
         resume_sweep(address, quiet=True)
-    with pytest.raises(UserError, match="exists already; go on with it"):
+    with pytest.raises(UserError, match="exists already; resume it"):
         run_sweep(sweep, address, quiet=True)
 
 
@@ -83,7 +85,7 @@ def test_a_fine_tuned_trial_takes_over_the_rounds_of_the_one_that_trains_the_sam
     assert np.array_equal(before[:7], after[:7], equal_nan=True) and before[-1] != after[-1]
 
 
-def test_a_fine_tuned_trial_without_a_whole_twin_trains_by_itself(tmp_path: Path) -> None:
+def test_a_fine_tuned_trial_without_a_finished_prefix_trains_by_itself(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, HERE, *TUNED, "checkpoint.every=4")
     tuned, plain = sweep.trials()
     alone = run_experiment(
@@ -91,7 +93,7 @@ def test_a_fine_tuned_trial_without_a_whole_twin_trains_by_itself(tmp_path: Path
     )
 
     def finished(name: str) -> Path:
-        given = payload(tuned, str(tmp_path / name), twin=str(tmp_path / "plain"))
+        given = payload(tuned, str(tmp_path / name), prefix=str(tmp_path / "plain"))
         del given["trial"]
         run = TrialRun(**given)
         while not run.step()["done"]:
@@ -99,16 +101,16 @@ def test_a_fine_tuned_trial_without_a_whole_twin_trains_by_itself(tmp_path: Path
         assert_equal_runs(tmp_path / name, alone)
         return tmp_path / name
 
-    given = payload(plain, str(tmp_path / "plain"), watched=True, fork=True)
+    given = payload(plain, str(tmp_path / "plain"), watched=True, branches=True)
     del given["trial"]
-    twin = TrialRun(**given)
-    finished("no twin")
+    earlier = TrialRun(**given)
+    finished("no prefix")
     for _ in range(8):
-        twin.step()
-    assert not any("Rounds 1 to" in text for text in events(finished("twin under way")))
-    while not twin.step()["done"]:
+        earlier.step()
+    assert not any("Rounds 1 to" in text for text in events(finished("prefix under way")))
+    while not earlier.step()["done"]:
         pass
-    assert any("Rounds 1 to 7" in text for text in events(finished("twin finished")))
+    assert any("Rounds 1 to 7" in text for text in events(finished("prefix finished")))
     (checkpoint,) = (tmp_path / "plain/checkpoints/round-000007").glob("clients-*")
     for damaged in (checkpoint, *(tmp_path / "plain" / name for name in TABLES)):
         whole = damaged.read_bytes() if damaged.exists() else b""
@@ -123,7 +125,7 @@ def test_a_kill_while_rounds_are_taken_over_is_made_good(
     sweep = sweep_of(tmp_path, HERE, *TUNED)
     tuned, plain = (payload(trial, str(tmp_path / trial.name)) for trial in sweep.trials())
     del tuned["trial"], plain["trial"]
-    ends = TrialRun(**plain, fork=True)
+    ends = TrialRun(**plain, branches=True)
     while not ends.step()["done"]:
         pass
 
@@ -137,12 +139,12 @@ def test_a_kill_while_rounds_are_taken_over_is_made_good(
         "archipelago.sweeps.shared_prefix.CheckpointWriter.submit",
         "archipelago.runs.directory.RunDirectory.truncate",
     ):
-        first = TrialRun(**tuned, twin=plain["address"])
+        first = TrialRun(**tuned, prefix=plain["address"])
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(place, die)
             first.step()
         first.close()  # the lock would die with its process
-    again = TrialRun(**tuned, twin=plain["address"])
+    again = TrialRun(**tuned, prefix=plain["address"])
     while not again.step()["done"]:
         pass
     assert sum("Rounds 1 to 7 " in text for text in events(Path(tuned["address"]))) == 1
@@ -150,7 +152,7 @@ def test_a_kill_while_rounds_are_taken_over_is_made_good(
     assert_equal_runs(Path(tuned["address"]), run_experiment(alone, tmp_path / "alone", quiet=True))
 
 
-def test_only_trials_that_differ_in_nothing_else_are_twins(tmp_path: Path) -> None:
+def test_shared_prefixes_are_of_trials_that_differ_in_nothing_else(tmp_path: Path) -> None:
     sweep = sweep_of(
         tmp_path,
         HERE,
@@ -159,7 +161,7 @@ def test_only_trials_that_differ_in_nothing_else_are_twins(tmp_path: Path) -> No
         "sweep.seeds=[0,1]",
     )
     trials = {trial.name: trial for trial in sweep.trials()}
-    found = twins(trials.values())
+    found = shared_prefixes(trials.values())
     assert len(found) == 4
     for one, other in found.items():
         assert (trials[one].config.method, trials[other].config.method) == ("ifca+finetune", "ifca")
@@ -167,16 +169,16 @@ def test_only_trials_that_differ_in_nothing_else_are_twins(tmp_path: Path) -> No
         assert trials[one].config.local.lr == trials[other].config.local.lr
 
 
-def test_a_trial_is_handed_out_when_its_twin_is_over(tmp_path: Path) -> None:
+def test_queue_hands_out_a_trial_when_the_one_whose_rounds_it_shares_is_over(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, HERE, "sweep.methods=[ifca+finetune,fedavg,ifca]")
-    pairs = twins(sweep.trials())
-    ordered = in_order(sweep.trials(), pairs)
+    prefixes = shared_prefixes(sweep.trials())
+    ordered = in_order(sweep.trials(), prefixes)
     assert [trial.config.method for trial in ordered] == ["fedavg", "ifca", "ifca+finetune"]
     over: set[str] = set()
     queue = Queue(
         ordered,
         lambda trial: {"name": trial.name},
-        may_begin=lambda trial: pairs.get(trial.name, "") in {*over, ""},
+        may_begin=lambda trial: prefixes.get(trial.name, "") in {*over, ""},
     )
     assert [queue.suggest(f"{n}") for n in range(3)] == [
         {"name": "fedavg-seed0"},
@@ -215,22 +217,22 @@ def test_a_trial_that_fails_says_why_and_does_not_stop_the_others(armed: Path, t
     assert_equal_sweeps(address, undisturbed)
 
 
-def test_a_trial_that_is_closed_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_trial_that_is_closed_resumes_where_it_was(tmp_path: Path) -> None:
     (trial,) = sweep_of(tmp_path, "method=ifca", "sweep.seeds=[1]", "rounds=6", "checkpoint.every=2").trials()
     given = {key: value for key, value in payload(trial, str(tmp_path / "run")).items() if key != "trial"}
     metric = "micro_accuracy"
     first = TrialRun(**given, metric=metric, watched=True)
-    told = [first.step() for _ in range(3)]
-    assert [result["round"] for result in told] == [1, 2, 3] and not told[-1]["done"]
+    reported = [first.step() for _ in range(3)]
+    assert [result["round"] for result in reported] == [1, 2, 3] and not reported[-1]["done"]
     first.close()
     again = TrialRun(**given, metric=metric, watched=True, replay=True)
     replayed = [again.step() for _ in range(6)]
     assert [result["round"] for result in replayed] == [1, 2, 3, 4, 5, 6]
-    assert {result["taken"] for result in told} == {0} and {result["taken"] for result in replayed} == {2}
-    assert [result[metric] for result in replayed[:3]] == [result[metric] for result in told]
+    assert {result["taken"] for result in reported} == {0} and {result["taken"] for result in replayed} == {2}
+    assert [result[metric] for result in replayed[:3]] == [result[metric] for result in reported]
     assert replayed[-1]["done"] and replayed[-1]["state"] == "finished"
     over = TrialRun(**given, metric=metric, watched=True, replay=True)
-    assert [over.step()["done"] for _ in range(6)] == [False] * 5 + [True]  # told again, not run again
+    assert [over.step()["done"] for _ in range(6)] == [False] * 5 + [True]  # reported again, not run again
     alone = run_experiment(config_of("method=ifca", "seed=1", "rounds=6"), tmp_path / "alone", quiet=True)
     assert_equal_runs(tmp_path / "run", alone)
     part = TrialRun(**{**given, "address": str(tmp_path / "part")}, metric=metric, watched=True)
@@ -266,23 +268,23 @@ def test_a_state_is_taken_over_with_other_values(tmp_path: Path) -> None:
     resumed = TrialRun(
         str(tmp_path / "bad"), given["settings"], {"local.lr": 0.001}, metric="micro_loss", watched=True
     )
-    # Tune is told these values too, or it would hand back the first ones after the next pause.
+    # Tune has these values too, or it would hand back the first ones after the next pause.
     assert values_now(str(tmp_path / "bad"), {"local.lr": 0.001}) == {"local.lr": 0.1}
     assert values_now(str(tmp_path / "good"), {"local.lr": 0.2}) == {"local.lr": 0.2}
-    assert resumed.step()["round"] == 3  # told again
+    assert resumed.step()["round"] == 3  # reported again
     assert resumed.step()["micro_loss"] == good.step()["micro_loss"]
     for run in (good, resumed):
         run.close()
     assert (
-        "Took over the state of good; goes on with local.lr=0.1."
+        "Took over the state of good; continues with local.lr=0.1."
         in (tmp_path / "bad/events.jsonl").read_text()
     )
 
 
-def test_a_resumed_population_is_told_the_values_it_had_come_to(
+def test_payload_of_a_resumed_population_has_the_values_it_had_come_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("archipelago.sweeps.runner.live_nodes", lambda: [NODE])
+    monkeypatch.setattr("archipelago.sweeps.tune.live_nodes", lambda: [NODE])
     drawn = ("sweep.sample.local.lr=uniform(0.01,0.1)", "sweep.sampler=random", "sweep.samples=2")
     population = ("method=fedavg", "sweep.scheduler=pbt", "partition.validation=0.2")
     directory = SweepDirectory.create(str(tmp_path / "sweep"), sweep_of(tmp_path, *population, *drawn))
@@ -292,13 +294,13 @@ def test_a_resumed_population_is_told_the_values_it_had_come_to(
         join(directory.run_address(moved.name), "schedule.json"),
         '[{"round": 2, "values": {"local.lr": 0.5}}, {"round": 4, "values": {"local.lr": 0.7}}]',
     )
-    rooms = {moved.combination: Room([{"CPU": 1.0}], 0)}
-    assert tuned._payload(moved, rooms)["values"] == {"local.lr": 0.7}
-    assert tuned._payload(still, rooms)["values"] == still.values
+    reserved = {moved.combination: Reservation([{"CPU": 1.0}], 0)}
+    assert tuned._payload(moved, reserved)["values"] == {"local.lr": 0.7}
+    assert tuned._payload(still, reserved)["values"] == still.values
     directory.close()
 
 
-def test_optuna_learns_of_a_trial_once_though_a_scheduler_is_told_of_it_again(tmp_path: Path) -> None:
+def test_study_learns_of_a_trial_once_though_it_is_reported_again_to_a_scheduler(tmp_path: Path) -> None:
     """A resumed sweep under ASHA hands out finished trials, too: their curves are what the others are judged by."""
     drawn = ("sweep.sample.local.lr=uniform(0.01,0.1)", "sweep.sampler=optuna", "sweep.samples=4")
     sweep = sweep_of(
@@ -314,18 +316,18 @@ def test_optuna_learns_of_a_trial_once_though_a_scheduler_is_told_of_it_again(tm
     done, half = ([sweep.trial(label, {"local.lr": lr}, seed) for seed in (0, 1)] for lr in (0.02, 0.03))
     past = {done[0].group: (done[0].values, [0.5, 0.7]), half[0].group: (half[0].values, [0.4])}
     study = Study(sweep, label, past, lambda trials: None)
-    study._optuna = learnt = Mock()  # type: ignore[assignment]  # what Optuna is told
+    study._searcher = learnt = Mock()  # what Optuna learns
     study.resume(half[1:], past)
     queue = Queue([*done, *half], lambda trial: {"name": trial.name}, study)
-    for trial, figure in zip([*done, *half], (0.5, 0.7, 0.4, 0.8), strict=True):
+    for trial, value in zip([*done, *half], (0.5, 0.7, 0.4, 0.8), strict=True):
         assert queue.suggest(trial.name) == {"name": trial.name}
-        queue.on_trial_complete(trial.name, {metric: figure, "state": "finished"})
+        queue.on_trial_complete(trial.name, {metric: value, "state": "finished"})
     points = [call.args for call in learnt.add_evaluated_point.call_args_list]
     assert points == [({"local.lr": 0.02}, pytest.approx(0.6)), ({"local.lr": 0.03}, pytest.approx(0.6))]
     assert learnt.on_trial_complete.call_count == 0
 
 
-def test_members_of_a_population_do_not_wait_for_one_that_is_over(tmp_path: Path) -> None:
+def test_population_does_not_wait_for_a_member_that_is_over(tmp_path: Path) -> None:
     """Resumed at round 10 they are ahead of the first exchange, where Tune's own rule waits for a member to follow."""
     drawn = ("sweep.sample.local.lr=uniform(0.01,0.1)", "sweep.sampler=random", "sweep.samples=2")
     population = ("method=fedavg", "sweep.scheduler=pbt", "partition.validation=0.2", "sweep.interval=2")
@@ -334,7 +336,7 @@ def test_members_of_a_population_do_not_wait_for_one_that_is_over(tmp_path: Path
         get_trials=lambda: members,
         get_live_trials=lambda: [each for each in members if each.status != "TERMINATED"],
     )
-    ours = scheduler_of(sweep_of(tmp_path, *population, *drawn), 12)
+    ours: Any = sweep_of(tmp_path, *population, *drawn).scheduler.make(12)
     for rule, chosen in ((ours, behind), (copy.copy(ours), None)):
         rule._trial_state = {
             member: Mock(last_train_time=time) for member, time in zip(members, (11, 10, 12), strict=True)
@@ -348,7 +350,7 @@ def test_members_of_a_population_do_not_wait_for_one_that_is_over(tmp_path: Path
     assert ours.choose_trial_to_run(controller) is None
 
 
-def test_a_population_explores_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
+def test_population_explores_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
     """Tune's own rule multiplies whatever it has, without end, and fails at what cannot be multiplied."""
     space = {
         "local.momentum": "uniform(0,0.95)", "local.lr": "loguniform(0.001,1)", "local.steps": "randint(1,12)",
@@ -358,7 +360,7 @@ def test_a_population_explores_what_it_was_given_and_nothing_else(tmp_path: Path
     drawn = [f"sweep.sample.{key}={text}" for key, text in space.items()]
     population = ("method=fedavg", "sweep.scheduler=pbt", "partition.validation=0.2", "sweep.sampler=random")
     sweep = sweep_of(tmp_path, *population, *drawn)
-    rule = scheduler_of(sweep, 12)
+    rule = sweep.scheduler.make(12)
     assert isinstance(rule, PopulationBasedTraining)
     seen: dict[str, list[Any]] = {key: [] for key in space}
     config: dict[str, Any] = {"payload": {"values": dict(sweep.trials()[0].values), "trial": "a"}}
@@ -384,7 +386,7 @@ def test_a_population_explores_what_it_was_given_and_nothing_else(tmp_path: Path
     assert set(seen["local.batch"]) == {16, 32, 64} and set(seen["local.optimizer"]) == {"sgd", "adam"}
 
 
-def test_a_member_takes_over_no_state_from_further_ahead(
+def test_population_takes_over_no_state_from_further_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a resume members are rounds apart; the rounds in between would be missing in its files."""
@@ -392,7 +394,7 @@ def test_a_member_takes_over_no_state_from_further_ahead(
     monkeypatch.setattr(PopulationBasedTraining, "_exploit", lambda _, __, *pair: taken.append(pair))
     drawn = ("sweep.sample.local.lr=uniform(0.01,0.1)", "sweep.sampler=random", "sweep.samples=2")
     sweep = sweep_of(tmp_path, "method=fedavg", "sweep.scheduler=pbt", "partition.validation=0.2", *drawn)
-    rule: Any = scheduler_of(sweep, 12)
+    rule: Any = sweep.scheduler.make(12)
     rule._trial_state = {"two": Mock(last_train_time=2), "five": Mock(last_train_time=5)}
     rule._exploit(None, "two", "five")
     assert taken == []
@@ -400,21 +402,21 @@ def test_a_member_takes_over_no_state_from_further_ahead(
     assert taken == [("five", "two")]
 
 
-def test_the_median_rule_never_pauses_a_trial(tmp_path: Path) -> None:
+def test_median_rule_never_pauses_a_trial(tmp_path: Path) -> None:
     """Tune's own rule does, where trials wait that it cannot compare with yet; here a pause could not be saved."""
     tuned = ("sweep.scheduler=median", "sweep.grace=2", "partition.validation=0.2", "sweep.seeds=[0]")
     drawn = ("sweep.sample.local.lr=uniform(0.01,0.1)", "sweep.sampler=random", "sweep.samples=4")
-    rule = scheduler_of(sweep_of(tmp_path, "method=fedavg", *tuned, *drawn), rounds=6)
+    rule = sweep_of(tmp_path, "method=fedavg", *tuned, *drawn).scheduler.make(6)
     trials = {name: TunesTrial("none", stub=True) for name in "abcdez"}
 
-    def tell(trial: str, round: int, value: float) -> str:
+    def report(trial: str, round: int, value: float) -> str:
         result = {"training_iteration": round, "validation_micro_accuracy": value}
         return rule.on_trial_result(None, trials[trial], result)  # type: ignore[arg-type]  # it asks nobody else
 
-    assert [tell("a", round, 0.5) for round in (1, 2, 3)] == ["CONTINUE"] * 3
+    assert [report("a", round, 0.5) for round in (1, 2, 3)] == ["CONTINUE"] * 3
     rule.on_trial_complete(None, trials["z"], {"training_iteration": 6})  # type: ignore[arg-type]  # failed at once
-    assert [tell(trial, 3, 0.5) for trial in ("b", "c")] == ["CONTINUE"] * 2
-    assert (tell("d", 3, 0.6), tell("e", 3, 0.4)) == ("CONTINUE", "STOP")  # three to compare with
+    assert [report(trial, 3, 0.5) for trial in ("b", "c")] == ["CONTINUE"] * 2
+    assert (report("d", 3, 0.6), report("e", 3, 0.4)) == ("CONTINUE", "STOP")  # three to compare with
 
 
 def test_a_trial_that_lost_its_actors_is_handed_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,7 +450,7 @@ def room(
     trials: int, *settings: str, choice: str = "auto", nodes: tuple[Node, ...] = (NODE,)
 ) -> tuple[int, int]:
     """(bundles, actors)."""
-    found = room_for(config_of(*settings), choice, trials, nodes)
+    found = reservation_for(config_of(*settings), choice, trials, nodes)
     return len(found.bundles), found.actors
 
 
@@ -462,7 +464,7 @@ def test_small_or_many_trials_need_no_actors() -> None:
     assert room(8, "clients=8", "fleet.clients_per_actor=4") == (3, 2)
     assert room(1, *large, choice="in_process") == (1, 0)
     assert room(8, choice="actors") == (2, 1)
-    assert room_for(config_of("clients=8"), "auto", 9, (NODE,)).bundles == [{"CPU": 1.0}]
+    assert reservation_for(config_of("clients=8"), "auto", 9, (NODE,)).bundles == [{"CPU": 1.0}]
 
 
 def test_a_trial_that_no_node_can_hold_is_a_sentence() -> None:
@@ -470,11 +472,11 @@ def test_a_trial_that_no_node_can_hold_is_a_sentence() -> None:
         room(9, "fleet.cpus=8")
 
 
-def test_a_node_sees_what_another_one_wrote_or_does_not(tmp_path: Path) -> None:
+def test_a_nodesees_what_another_one_wrote_or_does_not(tmp_path: Path) -> None:
     write_text(str(tmp_path / "probe"), _PROBE)
     here = tmp_path.as_uri()
-    assert _sees(str(tmp_path / "probe")) and _sees(join(here, "probe"))
-    assert not any(_sees(join(where, "none")) for where in (str(tmp_path), here, "nowhere://there"))
+    assert sees(str(tmp_path / "probe")) and sees(join(here, "probe"))
+    assert not any(sees(join(where, "none")) for where in (str(tmp_path), here, "nowhere://there"))
 
 
 # What is shown ------------------------------------------------------------------------------------------------
@@ -492,7 +494,7 @@ def test_the_view_has_a_line_for_each_trial_that_is_over(tmp_path: Path) -> None
             view.update(f"ifca-seed{seed}", {"round": 4, "rounds": 4, "shown": shown, "done": True})
         directory.set("fedavg-seed0", "failed", "no luck")
         view.update("fedavg-seed0", {"round": 1, "rounds": 4, "done": True})
-        view.over("fedavg-seed0")  # told once
+        view.over("fedavg-seed0")  # shown once
     directory.close()
     assert stream.getvalue().splitlines() == [
         "1/4  ifca  (1/2 seeds)  accuracy 0.5000  30 s left",
@@ -546,7 +548,7 @@ def test_the_view_of_a_resumed_sweep_knows_what_was_there(tmp_path: Path) -> Non
     directory.close()
 
 
-def test_rounds_of_an_earlier_process_do_not_count_as_pace(tmp_path: Path) -> None:
+def test_view_does_not_count_rounds_of_an_earlier_process_as_pace(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, HERE, "sweep.methods=[ifca]", "sweep.seeds=2")
     directory, now = SweepDirectory.create(str(tmp_path / "sweep"), sweep), [0.0]
     with SweepView(directory, quiet=True, clock=lambda: now[0]) as view:
@@ -559,7 +561,7 @@ def test_rounds_of_an_earlier_process_do_not_count_as_pace(tmp_path: Path) -> No
     directory.close()
 
 
-def test_rounds_of_a_twin_count_neither_as_pace_nor_as_work_to_come(tmp_path: Path) -> None:
+def test_view_counts_rounds_of_a_shared_prefix_neither_as_pace_nor_as_work_to_come(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, HERE, "sweep.methods=[ifca,ifca+finetune,fedavg]", "rounds=100")
     directory, now = SweepDirectory.create(str(tmp_path / "sweep"), sweep), [0.0]
     with SweepView(directory, quiet=True, clock=lambda: now[0]) as view:
@@ -575,7 +577,7 @@ def test_rounds_of_a_twin_count_neither_as_pace_nor_as_work_to_come(tmp_path: Pa
     directory.close()
 
 
-def test_a_figure_that_no_trial_tells_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_metric_that_no_trial_reports_is_refused_before_anything_starts(tmp_path: Path) -> None:
     drawn = ("sweep.sampler=random", "sweep.samples=2", "partition.validation=0.2", "method=fedavg")
     place = str(tmp_path / "sweep")
     wrong = sweep_of(
@@ -591,7 +593,7 @@ def test_a_figure_that_no_trial_tells_is_refused_before_anything_starts(tmp_path
         "model=linear_regression",
         "sweep.sample.local.lr=uniform(0.01,0.02)",
     )
-    with pytest.raises(UserError, match="a figure of a regression, got 'validation_micro_accuracy'"):
+    with pytest.raises(UserError, match="a metric of a regression, got 'validation_micro_accuracy'"):
         run_sweep(sweep_of(tmp_path, *drawn, *regression), place)
     assert not Path(place).exists()
     assert sweep_of(tmp_path, *drawn, *regression, "sweep.metric=validation_std_mse").mode == "min"
@@ -735,7 +737,7 @@ def test_a_checkpoint_that_goes_while_its_folder_is_looked_through_disturbs_nobo
     assert read_text(join(there, "checkpoints/round-000001/manifest.json")) is None
 
 
-def test_a_sweep_goes_on_at_an_address_that_only_fsspec_can_open(armed: Path, tmp_path: Path) -> None:
+def test_sweep_resumes_at_an_address_that_only_fsspec_can_open(armed: Path, tmp_path: Path) -> None:
     address = f"memory://{tmp_path.name}/sweep"
     with pytest.raises(ValueError, match="memory"):
         FileSystem.from_uri(address)

@@ -17,9 +17,7 @@ from tests.support.sweeps import assert_equal_sweeps, rows_of, sweep_of
 
 
 @pytest.mark.slow
-def test_a_sweep_in_an_object_store_goes_on_from_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_in_an_object_store_resumes_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     armed = tmp_path / "armed"
     armed.mkdir()
     monkeypatch.setenv(killers.FOLDER, str(armed))
