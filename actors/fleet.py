@@ -1,15 +1,13 @@
 """The fleet: the server's only view of the clients.
 
 One implementation of everything a strategy may ask (`archipelago/strategies/interface.py`), over two ways to reach the
-blocks that host the clients: in this process, or on Ray actors. What differs is `_call` and nothing else,
-which is why both give the same bits.
+blocks that host the clients: in this process, or on Ray actors. What differs is `_reach` and `_place` and nothing
+else, which is why both give the same bits.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,36 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.requests import Encoded, EncodedPenalty, EvaluateRequest, MapRequest, ModelRequest, TrainRequest
+from actors.requests import EvaluateRequest, MapRequest, ModelRequest, Request, TrainRequest
+from actors.rounds import Count, Ledger, RoundState
+from actors.trained import Trained
+from actors.wire import Wire, model_key
 from archipelago.core.errors import ClientFailure
-from archipelago.strategies.parameters import (
-    Matrix,
-    ModelSpec,
-    Vector,
-    fixed_point_exponents,
-    from_fixed_point,
-    normalised_rows,
-    one_hot,
-)
+from archipelago.strategies.parameters import ModelSpec, Vector
 from archipelago.strategies.penalties import Penalty
-from archipelago.strategies.references import (
-    Indices,
-    Merged,
-    Mixture,
-    Models,
-    PerClient,
-    Prediction,
-    Private,
-    Reference,
-    Rows,
-    SampleWeights,
-)
+from archipelago.strategies.references import Indices, Models, PerClient, Prediction, Reference, SampleWeights
 
 if TYPE_CHECKING:  # a server process has no use for Lightning, which a block imports
     from actors.block import ClientBlock
 
-
-WILD = 1e9
+WILD = 1e9  # times the median magnitude: a model beyond this is diverging
 
 
 class Fleet(ABC):
@@ -67,26 +48,62 @@ class Fleet(ABC):
         self.not_finite = not_finite
         self.ids: Indices = np.arange(len(sizes), dtype=np.int64)
         self._population = self.ids
-        self._round = _Round()
+        self._round = RoundState()
         self.prefix = ""  # of slots, private models and initialisations, see `named`
         self._known: dict[str, ModelSpec] = {}  # shared by all views
 
     # --- reaching the blocks ----------------------------------------------------------------------------
 
     @abstractmethod
-    def _reach(self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any]) -> Any:
+    def _reach(
+        self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()
+    ) -> dict[int, Any]:
         """Call `method` on the given blocks, all at once; {block: result}. `arrays` go to each of them."""
 
-    def _call(self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()) -> Any:
-        started = time.perf_counter()
-        found = self._reach(method, arguments, arrays)
-        seconds = self._round.seconds
-        seconds[method] = seconds.get(method, 0.0) + time.perf_counter() - started
-        return found
-
     def _place(self, array: npt.NDArray[Any]) -> Any:
-        """Put an array where every block can read it (the object store), once per round."""
+        """Put an array where every block can read it (the object store)."""
         return array
+
+    def placed(self, array: npt.NDArray[Any]) -> Any:
+        """The array where every block can read it, put there once in a round."""
+        known, where = self._round.placed, (array.ctypes.data, array.shape, array.strides)
+        if where not in known:
+            known[where] = (array, self._place(array))  # the array is kept, so its address stays its own
+        return known[where][1]
+
+    def participants(self, skip: set[int] | None = None) -> dict[int, Indices]:
+        """{block: positions in `ids` of its clients}; blocks without any, and clients to skip, are left out."""
+        blocks = self._block_of[self.ids]
+        order = np.argsort(blocks, kind="stable")
+        if skip:
+            order = order[~np.isin(self.ids[order], list(skip))]
+        if not len(order):
+            return {}
+        starts = np.flatnonzero(np.diff(blocks[order], prepend=-1))
+        return {int(blocks[at[0]]): at for at in np.split(order, starts[1:]) if len(at)}
+
+    def names(self, at: Indices) -> list[int]:
+        """The client ids at some positions of `ids`."""
+        return [int(client) for client in self.ids[at]]
+
+    def _parts(self, request: Request, clients: dict[int, Indices]) -> dict[int, tuple[Request]]:
+        """What each block needs of a request."""
+        return {b: (request.part(self.names(at)),) for b, at in clients.items()}
+
+    def _table(self, found: dict[int, Any], clients: dict[int, Indices], width: int) -> Any:
+        """(n, width) numbers of all blocks in the order of `ids`; NaN for clients that were skipped."""
+        table = np.full((len(self.ids), width), np.nan)
+        for b, at in clients.items():
+            table[at] = np.asarray(found[b], np.float64).reshape(len(at), width)
+        return table
+
+    def _in_order(self, found: dict[int, list[Any]], clients: dict[int, Indices]) -> list[Any]:
+        """What all blocks found, client by client, in the order of `ids`."""
+        rows: list[Any] = [None] * len(self.ids)
+        for b, at in clients.items():
+            for position, row in zip(at, found[b], strict=True):
+                rows[position] = row
+        return rows
 
     # --- views ------------------------------------------------------------------------------------------
 
@@ -112,7 +129,7 @@ class Fleet(ABC):
         """The view of all clients that may train."""
         return self.select(self._population)
 
-    def set_population(self, ids: npt.NDArray[np.int64]) -> None:
+    def set_population(self, ids: Indices) -> None:
         """Which clients may train; the others are held out, and no strategy sees them before evaluation."""
         self._population = np.asarray(ids, np.int64)
         self.ids = self._population
@@ -126,7 +143,7 @@ class Fleet(ABC):
     def spec(self) -> ModelSpec:
         """The layout of a model value."""
         if "spec" not in self._known:
-            self._known["spec"] = self._call("spec", {0: ()})[0]
+            self._known["spec"] = self._reach("spec", {0: ()})[0]
         return self._known["spec"]
 
     # --- transactions -----------------------------------------------------------------------------------
@@ -134,28 +151,33 @@ class Fleet(ABC):
     def begin(self, round: int, step_share: dict[int, float] | None = None) -> None:
         """Start a round: pending state of an aborted attempt is forgotten everywhere."""
         self._round.start(round, step_share or {})
-        self._call("begin", dict.fromkeys(range(len(self.layout)), (round,)))
+        self._reach("begin", dict.fromkeys(range(len(self.layout)), (round,)))
 
     def commit(self) -> list[str]:
         """Make the round's changes permanent and release its models; returns the blocks' notes."""
-        notes = self._call("commit", dict.fromkeys(range(len(self.layout)), ()))
+        notes = self._reach("commit", dict.fromkeys(range(len(self.layout)), ()))
         self._round.release()
         return sorted({note for block in notes.values() for note in block})
 
     def restore(self, states: dict[int, dict[str, Any]]) -> None:
         """Give every client its state of a checkpoint."""
-        self._call(
-            "restore",
-            {
-                b: ({int(client): states[int(client)] for client in block if int(client) in states},)
-                for b, block in enumerate(self.layout)
-            },
-        )
+        arguments = {
+            b: ({int(client): states[int(client)] for client in block if int(client) in states},)
+            for b, block in enumerate(self.layout)
+        }
+        self._reach("restore", arguments)
 
     def snapshot(self) -> list[Any]:
         """The committed state of every client, by block."""
-        found = self._call("snapshot", dict.fromkeys(range(len(self.layout)), ()))
+        found = self._reach("snapshot", dict.fromkeys(range(len(self.layout)), ()))
         return [found[b] for b in range(len(self.layout))]
+
+    # --- what is known of the round ---------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> Ledger:
+        """Counts what this round moves and computes."""
+        return self._round.ledger
 
     @property
     def events(self) -> list[str]:
@@ -167,7 +189,7 @@ class Fleet(ABC):
 
         `one_training`: samples of a local training of all of them, for a method that has none.
         """
-        return self._round.ledger.figures(participants, one_training)
+        return self.ledger.metrics(participants, one_training)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -200,7 +222,7 @@ class Fleet(ABC):
 
     def initial(self, count: int, purpose: str = "initial model") -> Models:
         """`count` independently initialised models."""
-        return Models(_frozen(self._call("initial", {0: (count, self.prefix + purpose)})[0]))
+        return Models(self._reach("initial", {0: (count, self.prefix + purpose)})[0])
 
     def train(
         self,
@@ -216,196 +238,142 @@ class Fleet(ABC):
         held: int = 0,
     ) -> Trained:
         """Local training of every client of this view."""
-        wire = _Wire(self)
-        slot = self.prefix + slot
-        encoded = wire.encode(start)
-        under = [
-            wire.encode(reference, count=SENT if at >= held else HELD)
-            for at, reference in enumerate(_as_list(on_top_of))
-        ]
-        terms = [wire.encode_penalty(penalty) for penalty in penalties]
+        wire, slot = Wire(self), self.prefix + slot
         weights = None
         if sample_weights is not None:
             weights = (self._state_prefix + sample_weights.name, sample_weights.column)
-        scales = None if scale is None else wire.encode(PerClient(np.asarray(scale)))
-        handle, clients = self._round.next_handle(slot), self._participants(skip=self._dropped)
-        arguments = {
-            b: (
-                TrainRequest(
-                    round=self._round.number,
-                    handle=handle,
-                    clients=[int(i) for i in self.ids[at]],
-                    start=wire.part(encoded, at),
-                    on_top_of=[wire.part(e, at) for e in under],
-                    penalties=[wire.penalty_part(term, at) for term in terms],
-                    sample_weights=weights,
-                    scale=None if scales is None else wire.part(scales, at),
-                    slot=slot,
-                    keep=None if keep is None else self.prefix + keep,
-                    fresh=fresh,
-                    # Fresh trainings belong to evaluations: there, nobody is a straggler.
-                    step_share={} if fresh else {int(i): self._round.step_share[int(i)]
-                                                 for i in self.ids[at] if int(i) in self._round.step_share},
-                ),
-            )
-            for b, at in clients.items()
-        }  # fmt: skip
-        outcome = self._call("train", arguments, wire.arrays)
-        objective, magnitude, gradients, forwards, received = self._scatter(outcome, clients, 5).T
-        self._round.ledger.train(gradients, forwards, received)
+        request = TrainRequest(
+            round=self._round.number,
+            clients=self.ids.tolist(),
+            handle=self._round.next_handle(slot),
+            start=wire.encode(start),
+            on_top_of=wire.encode_all(on_top_of, held=held),
+            penalties=[wire.encode_penalty(penalty) for penalty in penalties],
+            sample_weights=weights,
+            scale=None if scale is None else wire.encode(PerClient(np.asarray(scale))),
+            slot=slot,
+            keep=None if keep is None else self.prefix + keep,
+            fresh=fresh,
+            # Fresh trainings belong to evaluations: there, nobody is a straggler.
+            step_share=None if fresh else self._step_share(wire),
+        )
+        clients = self.participants(skip=self._dropped)
+        found = self._reach("train", self._parts(request, clients), wire.arrays)
+        objective, magnitude, gradients, forwards, received = self._table(found, clients, 5).T
+        self.ledger.train(gradients, forwards, received)
         self._round.objectives[slot] = (self.ids, objective)
         self._drop_not_finite(objective, magnitude, f"local training ('{slot}')", "model")
-        trained = Trained(self, handle, self.ids, objective, magnitude, start)
+        trained = Trained(self, request.handle, objective, magnitude, start)
         if not fresh:
             self._round.compare(trained, slot, self.prefix)
         return trained
 
+    def _step_share(self, wire: Wire) -> Any:
+        share = self._round.step_share
+        if not share:
+            return None
+        return wire.encode(PerClient(np.array([share.get(client, 1.0) for client in self.ids.tolist()])))
+
     def forget(self, name: str) -> None:
         """Drop a private model of every client of this view."""
-        own = f"model/{self.prefix}{name}"
-        arguments = {b: ([int(i) for i in self.ids[at]], own) for b, at in self._participants().items()}
-        self._call("forget", arguments, [])
+        own = model_key(self.prefix + name)
+        self._reach("forget", {b: (self.names(at), own) for b, at in self.participants().items()})
 
     def losses(
         self, models: Models, *, on_top_of: Reference | Sequence[Reference] | None = None
     ) -> npt.NDArray[np.float64]:
         """(n, K) mean training losses."""
-        wire = _Wire(self)
-        encoded, under = wire.encode(models), [wire.encode(r) for r in _as_list(on_top_of)]
-        clients = self._participants()
-        arguments = {
-            b: (
-                ModelRequest(
-                    round=self._round.number,
-                    clients=[int(i) for i in self.ids[at]],
-                    models=wire.part(encoded, at),
-                    on_top_of=[wire.part(e, at) for e in under],
-                ),
-            )
-            for b, at in clients.items()
-        }
-        self._round.ledger.compute(0.0, self.sizes * (len(models) + len(under)))
-        found = self._scatter(self._call("losses", arguments, wire.arrays), clients, len(models))
-        best = np.where(np.isfinite(found), found, np.inf).min(axis=1, initial=np.inf)
+        wire = Wire(self)
+        request = ModelRequest(
+            round=self._round.number,
+            clients=self.ids.tolist(),
+            models=wire.encode(models),
+            on_top_of=wire.encode_all(on_top_of),
+        )
+        clients = self.participants()
+        self.ledger.compute(0.0, self.sizes * (len(models) + len(request.on_top_of)))
+        found = self._reach("losses", self._parts(request, clients), wire.arrays)
+        table: npt.NDArray[np.float64] = self._table(found, clients, len(models))
+        best = np.where(np.isfinite(table), table, np.inf).min(axis=1, initial=np.inf)
         self._drop(self.ids[~np.isfinite(best)], "the assignment", "its loss was not finite under any model")
-        return found
+        return table
 
     def gradients(
         self, at: Reference, *, on_top_of: Reference | Sequence[Reference] | None = None
     ) -> Trained:
         """Full-batch gradients of each client's mean training loss."""
-        wire = _Wire(self)
-        under = [wire.encode(reference) for reference in _as_list(on_top_of)]
-        encoded, handle, clients = (
-            wire.encode(at),
-            self._round.next_handle("gradient"),
-            self._participants(skip=self._dropped),
+        wire = Wire(self)
+        request = ModelRequest(
+            round=self._round.number,
+            clients=self.ids.tolist(),
+            on_top_of=wire.encode_all(on_top_of),
+            models=wire.encode(at),
+            handle=self._round.next_handle("gradient"),
         )
-        arguments = {
-            b: (
-                ModelRequest(
-                    round=self._round.number,
-                    clients=[int(i) for i in self.ids[positions]],
-                    models=wire.part(encoded, positions),
-                    on_top_of=[wire.part(e, positions) for e in under],
-                    handle=handle,
-                ),
-            )
-            for b, positions in clients.items()
-        }
-        found = self._call("gradients", arguments, wire.arrays)
-        objective, magnitude = self._scatter(found, clients, 2).T
-        self._round.ledger.compute(self.sizes, self.sizes * len(under))
+        clients = self.participants(skip=self._dropped)
+        found = self._reach("gradients", self._parts(request, clients), wire.arrays)
+        objective, magnitude = self._table(found, clients, 2).T
+        self.ledger.compute(self.sizes, self.sizes * len(request.on_top_of))
         self._drop_not_finite(objective, magnitude, "the gradients", "gradient")
-        return Trained(self, handle, self.ids, objective, magnitude)
+        return Trained(self, request.handle, objective, magnitude)
 
     def evaluate(self, prediction: Prediction, split: str = "test") -> dict[str, npt.NDArray[Any]]:
         """Per-client metrics as columns aligned with `ids`; NaN where a client has no such samples."""
-        wire = _Wire(self)
+        wire, weights = Wire(self), prediction.weights
         # Evaluation moves nothing that counts: what a client is measured with it has, or gets for its next training.
-        encoded = [wire.encode(model, count=NOT) for model in prediction.models]
-        clients, weights = self._participants(), prediction.weights
-        arguments = {
-            b: (
-                EvaluateRequest(
-                    round=self._round.number,
-                    clients=[int(i) for i in self.ids[at]],
-                    models=[wire.part(e, at) for e in encoded],
-                    weights=None if weights is None else {int(self.ids[j]): weights[j] for j in at},
-                    combine=prediction.combine,
-                    split=split,
-                ),
-            )
-            for b, at in clients.items()
-        }
-        rows = self._in_order(self._call("evaluate", arguments, wire.arrays), clients)
-        used = np.full(len(rows), len(encoded)) if weights is None else (weights != 0).sum(axis=1)
-        self._round.ledger.compute(0.0, used * np.array([row["samples"] for row in rows]))
+        request = EvaluateRequest(
+            round=self._round.number,
+            clients=self.ids.tolist(),
+            models=[wire.encode(model, Count.NOT) for model in prediction.models],
+            weights=None if weights is None else wire.encode(PerClient(weights)),
+            combine=prediction.combine,
+            split=split,
+        )
+        clients = self.participants()
+        found = self._reach("evaluate", self._parts(request, clients), wire.arrays)
+        rows = self._in_order(found, clients)
+        used = np.full(len(rows), len(request.models)) if weights is None else (weights != 0).sum(axis=1)
+        self.ledger.compute(0.0, used * np.array([row["samples"] for row in rows]))
         names = sorted({name for row in rows for name in row})
-        return {
-            "client": self.ids,
-            **{name: np.array([row.get(name, math.nan) for row in rows]) for name in names},
-        }
+        columns = {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
+        return {"client": self.ids, **columns}
 
     def measure(self, centres: Sequence[Sequence[Vector]], distributions: int) -> list[dict[str, float]]:
-        """Figures of every centre (models whose outputs add up) on every held-out set, set by set."""
+        """Metrics of every centre (models whose outputs add up) on every held-out set, set by set."""
         models = self._place(np.stack([np.stack(centre) for centre in centres]))
         blocks = len(self.layout)
         shares = {b: (list(range(b, distributions, blocks)),) for b in range(min(blocks, distributions))}
-        found = self._call("measure", shares, [models])
+        found = self._reach("measure", shares, [models])
         return [row for s in range(distributions) for row in found[s % blocks][s // blocks]]
 
     def map(self, function: Callable[..., Any], *, stage: str, **inputs: Any) -> list[Any]:
         """Run a pure client function on every client; results in the order of `ids`."""
-        wire = _Wire(self)
-        encoded = {n: wire.encode(v) if _is_reference(v) else v for n, v in inputs.items()}
-        clients = self._participants()
-        arguments = {
-            b: (
-                MapRequest(
-                    round=self._round.number,
-                    clients=[int(i) for i in self.ids[at]],
-                    stage=stage,
-                    function=function,
-                    inputs={n: wire.part(v, at) if isinstance(v, Encoded) else v for n, v in encoded.items()},
-                    prefix=self._state_prefix,
-                ),
-            )
-            for b, at in clients.items()
-        }
-        results = self._in_order(self._call("map", arguments, wire.arrays), clients)
-        self._round.ledger.compute(0.0, [forwards for _, forwards in results])
+        wire = Wire(self)
+        request = MapRequest(
+            round=self._round.number,
+            clients=self.ids.tolist(),
+            stage=stage,
+            function=function,
+            inputs={name: wire.encode_input(value) for name, value in inputs.items()},
+            prefix=self._state_prefix,
+        )
+        clients = self.participants()
+        found = self._reach("map", self._parts(request, clients), wire.arrays)
+        results = self._in_order(found, clients)
+        self.ledger.compute(0.0, [forwards for _, forwards in results])
         return [result for result, _ in results]
 
-    # --- small print ------------------------------------------------------------------------------------
+    def distances(self, handle: str, to: Reference) -> npt.NDArray[np.float64]:
+        """Euclidean distance of each client's model under `handle` to its reference."""
+        wire, clients = Wire(self), self.participants()
+        encoded = wire.encode(to)
+        arguments = {b: (handle, self.names(at), encoded.part(self.names(at))) for b, at in clients.items()}
+        found: npt.NDArray[np.float64] = self._table(
+            self._reach("distances", arguments, wire.arrays), clients, 1
+        )
+        return found[:, 0]
 
-    def _participants(self, skip: set[int] | None = None) -> dict[int, npt.NDArray[np.int64]]:
-        """{block: positions in `ids` of its clients}; blocks without any, and clients to skip, are left out."""
-        blocks = self._block_of[self.ids]
-        order = np.argsort(blocks, kind="stable")
-        if skip:
-            order = order[~np.isin(self.ids[order], list(skip))]
-        if not len(order):
-            return {}
-        starts = np.flatnonzero(np.diff(blocks[order], prepend=-1))
-        return {int(blocks[at[0]]): at for at in np.split(order, starts[1:]) if len(at)}
-
-    def _scatter(
-        self, outcome: dict[int, Any], clients: dict[int, npt.NDArray[np.int64]], width: int
-    ) -> npt.NDArray[np.float64]:
-        table = np.full((len(self.ids), width), np.nan)
-        for b, at in clients.items():
-            table[at] = np.asarray(outcome[b], np.float64).reshape(len(at), width)
-        return table
-
-    def _in_order(
-        self, outcome: dict[int, list[Any]], clients: dict[int, npt.NDArray[np.int64]]
-    ) -> list[Any]:
-        rows: list[Any] = [None] * len(self.ids)
-        for b, at in clients.items():
-            for position, row in zip(at, outcome[b], strict=True):
-                rows[position] = row
-        return rows
+    # --- clients that drop out --------------------------------------------------------------------------
 
     def _drop_not_finite(
         self, objective: npt.NDArray[np.float64], magnitude: npt.NDArray[np.float64], stage: str, result: str
@@ -432,313 +400,6 @@ class Fleet(ABC):
         )
 
 
-class Trained:
-    """Models that clients made and that stayed where they were made, one for each of `ids`."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        handle: str,
-        ids: Indices,
-        objective: npt.NDArray[np.float64],
-        magnitude: npt.NDArray[np.float64],
-        start: Reference | None = None,
-    ) -> None:
-        self._fleet, self.handle, self.ids = fleet, handle, ids
-        self.start = start  # what a reference to this handle means for a client that did not arrive
-        self.objective = objective
-        self.arrived = np.isfinite(objective) & np.isfinite(magnitude)
-        self._magnitude = np.where(self.arrived, magnitude, 0.0)
-
-    def combine(self, weights: npt.ArrayLike, otherwise: Models | None = None) -> Models:
-        """The (K, n) weighted means of the models: rows are normalised over the clients that arrived."""
-        matrix = np.asarray(weights, np.float64)
-        if matrix.ndim != 2 or matrix.shape[1] != len(self.ids):
-            raise ValueError(f"expected a (K, {len(self.ids)}) weight matrix, got shape {matrix.shape}")
-        matrix = normalised_rows(matrix * self.arrived)
-        self._fleet._round.ledger.up(self.handle, self.ids[matrix.any(axis=0)])
-        exponents = fixed_point_exponents(matrix, self._magnitude)
-        fleet, clients = self._fleet, self._clients()
-        totals = fleet._call(
-            "combine",
-            {b: (self.handle, self._names(at), matrix[:, at], exponents) for b, at in clients.items()},
-        )
-        summed = sum(totals.values(), np.zeros((len(matrix), fleet.spec.size), np.int64))
-        values = from_fixed_point(summed, exponents)
-        for k in np.flatnonzero(~matrix.any(axis=1)):
-            # An empty cluster has nothing to average: it keeps the model it had.
-            if otherwise is None:
-                raise ValueError(f"row {k} weighs nothing and there is no model to keep")
-            values[k] = otherwise.values[k]
-        return Models(_frozen(values))
-
-    def average(
-        self,
-        by: Indices | None = None,
-        weights: npt.ArrayLike = 1.0,
-        clusters: int | None = None,
-        otherwise: Models | Vector | None = None,
-    ) -> Any:
-        """The weighted mean of all models (a vector), or of each cluster `by` (a `Models`)."""
-        w = np.broadcast_to(np.asarray(weights, np.float64), self.ids.shape)
-        if by is None:
-            keep = None if otherwise is None else Models(np.asarray(otherwise)[None])
-            return self.combine(w[None], keep)[0]
-        if clusters is None:
-            raise ValueError("averaging by cluster needs the number of clusters")
-        return self.combine(one_hot(by, clusters, w), otherwise)  # type: ignore[arg-type]
-
-    def features(self, part: str) -> Matrix:
-        """(n, d): the columns of a part of each model, in id order."""
-        return self.gather(self._fleet.spec.columns(part))
-
-    def some(self, at: npt.NDArray[np.int64]) -> Trained:
-        """The same handle for some positions of `ids`, ascending."""
-        view = self._fleet.select(self.ids[at])
-        return Trained(view, self.handle, self.ids[at], self.objective[at], self._magnitude[at], self.start)
-
-    def gather(self, columns: npt.ArrayLike | None = None) -> Matrix:
-        """(n, d): chosen columns of every model, in id order; zeros for a client that did not arrive."""
-        chosen = None if columns is None else np.asarray(columns, np.int64)
-        self._fleet._round.ledger.up(self.handle, self.ids[self.arrived])
-        clients = self._clients()
-        parts = self._fleet._call(
-            "columns", {b: (self.handle, self._names(at), chosen) for b, at in clients.items()}
-        )
-        width = self._fleet.spec.size if chosen is None else len(chosen)
-        table = np.zeros((len(self.ids), width), np.float32)
-        for b, at in clients.items():
-            table[at] = parts[b]
-        return table
-
-    def chunks(self, memory: float = 256e6) -> Any:
-        """(columns, (n, columns) array) pieces of all models, none larger than `memory` bytes."""
-        step = max(1, int(memory // (4 * max(len(self.ids), 1))))
-        for at in range(0, self._fleet.spec.size, step):
-            columns = np.arange(at, min(at + step, self._fleet.spec.size))
-            yield columns, self.gather(columns)
-
-    def distances(self, to: Reference) -> npt.NDArray[np.float64]:
-        """Euclidean distance of each client's model to its reference."""
-        view = self._fleet.select(self.ids)
-        wire, clients = _Wire(view), self._clients()
-        encoded = wire.encode(to)
-        found = view._call(
-            "distances",
-            {b: (self.handle, self._names(at), wire.part(encoded, at)) for b, at in clients.items()},
-            wire.arrays,
-        )
-        return view._scatter(found, clients, 1)[:, 0]
-
-    def _clients(self) -> dict[int, npt.NDArray[np.int64]]:
-        return self._fleet.select(self.ids)._participants()
-
-    def _names(self, at: npt.NDArray[np.int64]) -> list[int]:
-        return [int(i) for i in self.ids[at]]
-
-
-class _Round:
-    """What belongs to the round under way, shared by all views of a fleet."""
-
-    def __init__(self) -> None:
-        self.start(0, {})
-
-    def start(self, number: int, step_share: dict[int, float]) -> None:
-        self.number = number
-        self.step_share = step_share
-        self.events: list[str] = []
-        self.seconds: dict[str, float] = {}
-        self.dropped: dict[str, set[int]] = {}  # by prefix: members of an ensemble drop for themselves
-        self.ledger = Ledger()
-        self.objectives: dict[str, tuple[Indices, npt.NDArray[np.float64]]] = {}
-        self.release()
-
-    def release(self) -> None:
-        self.placed: dict[Any, tuple[npt.NDArray[Any], Any]] = {}
-        self.first_trained: Trained | None = None
-        self._first_slot = ""
-        self._handles = 0
-
-    def compare(self, trained: Trained, slot: str, prefix: str) -> None:
-        """Keep the round's first training; CAM's shared part makes way for the models that are clustered."""
-        if self.first_trained is None or (self._first_slot, slot) == (f"{prefix}shared", f"{prefix}main"):
-            self.first_trained, self._first_slot = trained, slot
-
-    def next_handle(self, slot: str) -> str:
-        self._handles += 1
-        return f"{self._handles}:{slot}"
-
-
-SENT, HELD, NOT = (
-    "sent",
-    "held",
-    "not",
-)  # what the ledger makes of a model: on its way, with the client, neither
-BACKWARD = 2.0  # a backward pass in forward passes
-
-
-class Ledger:
-    """Counts what a round moves, stores and computes: models, samples forward and backward.
-
-    A model that a client gets twice in a round is sent once, and a result leaves a client once.
-    """
-
-    def __init__(self) -> None:
-        self._held: list[npt.NDArray[Any]] = []  # so that an address means one model for the whole round
-        self._down: dict[int, npt.NDArray[np.bool_]] = {}  # address of a model -> which clients got it
-        self._stored: dict[int, npt.NDArray[np.bool_]] = {}  # address of a model -> which clients have it
-        self._own: dict[str, set[int]] = {}  # private model -> clients that use it
-        self._up: dict[str, set[int]] = {}
-        self.gradients = self.forwards = 0.0
-        self.first = 0  # clients that got a model to begin their own with
-        self.unit = 0.0  # samples of the first training: what FedAvg would train on
-
-    def down(
-        self,
-        models: npt.NDArray[Any],
-        ids: Indices,
-        rows: npt.NDArray[np.int64] | None,
-        clients: int,
-        sent: bool = True,
-    ) -> None:
-        """Clients `ids` need a model, the whole array of models, or one row each (-1: none)."""
-        self._held.append(models)
-        for k, model in enumerate(np.atleast_2d(models)):
-            chosen = ids if rows is None else ids[rows == k]
-            for table in (self._stored, self._down) if sent else (self._stored,):
-                table.setdefault(model.ctypes.data, np.zeros(clients, bool))[chosen] = True
-
-    def own(self, name: str, ids: Indices) -> None:
-        """Clients `ids` use a private model."""
-        self._own.setdefault(name, set()).update(ids.tolist())
-
-    def up(self, handle: str, ids: Indices) -> None:
-        """Clients `ids` deliver their result of a call."""
-        self._up.setdefault(handle, set()).update(ids.tolist())
-
-    def compute(self, gradients: Any, forwards: Any) -> None:
-        """Samples that went backward, and samples that only went forward."""
-        self.gradients += float(np.nansum(gradients))
-        self.forwards += float(np.nansum(forwards))
-
-    def train(self, gradients: Any, forwards: Any, received: Any) -> None:
-        """A local training; `received` has a 1 for each client that was sent the model to begin its own with."""
-        self.unit = self.unit or float(np.nansum(gradients))
-        self.first += int(np.nansum(received))
-        self.compute(gradients, forwards)
-
-    def figures(self, participants: int, one_training: float) -> dict[str, float]:
-        """Per participant; computation as a multiple of one local training, which is what FedAvg does."""
-        count = max(participants, 1)
-        stored = sum(int(has.sum()) for has in self._stored.values()) + sum(map(len, self._own.values()))
-        work = (1.0 + BACKWARD) * self.gradients + self.forwards
-        unit = self.unit or one_training
-        figures = {
-            "cost_models_stored": stored / count,
-            "cost_models_down": (int(sum(sent.sum() for sent in self._down.values())) + self.first) / count,
-            "cost_models_up": sum(len(ids) for ids in self._up.values()) / count,
-            "cost_gradients": self.gradients / count,
-            "cost_forwards": self.forwards / count,
-        }
-        if unit:
-            figures["cost_computation"] = work / ((1.0 + BACKWARD) * unit)
-        return figures
-
-
-class _Wire:
-    """Encodes references of a view; arrays travel beside the request, each placed once per round."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet, self._ids = fleet, fleet.ids
-        self.arrays: list[Any] = []
-
-    def encode(self, reference: Reference, count: str = SENT) -> Encoded:
-        """A reference as it travels; `count` says what the ledger makes of the models in it."""
-        if isinstance(reference, Rows):
-            self._check(reference.rows, "rows")
-            self._down(reference.models, reference.rows, count)
-            return Encoded("rows", self._array(reference.models), self._by_client(reference.rows))
-        if isinstance(reference, PerClient):
-            self._check(reference.values, "values")
-            return Encoded("value", per_client=self._by_client(reference.values))
-        if isinstance(reference, Private):
-            # The default is sent to clients that have no model of their own yet: `train` counts those.
-            default = None if reference.default is None else self.encode(reference.default, NOT)
-            name = self._fleet.prefix + reference.name
-            if count != NOT:
-                self._fleet._round.ledger.own(name, self._ids)
-            return Encoded("private", name=name, default=default)
-        if isinstance(reference, Merged):
-            base, other = self.encode(reference.base, count), self.encode(reference.other, count)
-            columns = self._array(np.asarray(reference.columns))
-            return Encoded("merged", columns, default=base, other=other)
-        if isinstance(reference, Mixture):
-            self._check(reference.weights, "weights")
-            return Encoded(
-                "mixture", self._array(reference.models.values), self._by_client(reference.weights)
-            )
-        if isinstance(reference, Models):
-            self._down(reference.values, None, count)
-            return Encoded("models", self._array(reference.values))
-        if isinstance(reference, Trained):
-            same = reference.start is not None and np.array_equal(reference.ids, self._ids)
-            return Encoded(
-                "result", name=reference.handle, default=self.encode(reference.start, count) if same else None
-            )
-        vector = np.asarray(reference)
-        self._down(vector, None, count)
-        return Encoded("vector", self._array(vector))
-
-    def _down(self, models: npt.NDArray[Any], rows: npt.NDArray[np.int64] | None, count: str) -> None:
-        if count != NOT:
-            ledger, clients = self._fleet._round.ledger, len(self._fleet.all_sizes)
-            ledger.down(models, self._ids, rows, clients, sent=count == SENT)
-
-    def part(self, encoded: Encoded, at: npt.NDArray[np.int64]) -> Encoded:
-        """The piece of a reference that one block needs."""
-        chosen = (
-            {int(self._ids[j]): encoded.per_client[int(self._ids[j])] for j in at}
-            if encoded.per_client
-            else {}
-        )
-        default = None if encoded.default is None else self.part(encoded.default, at)
-        other = None if encoded.other is None else self.part(encoded.other, at)
-        return Encoded(encoded.kind, encoded.array, chosen, encoded.name, default, other)
-
-    def encode_penalty(self, penalty: Penalty) -> EncodedPenalty:
-        """A penalty travels without its references, which travel as all references do."""
-        anchors = {name: self.encode(reference) for name, reference in penalty.anchors.items()}
-        outputs = {name: self.encode(reference) for name, reference in penalty.outputs.items()}
-        bare = dataclasses.replace(penalty, **dict.fromkeys([*anchors, *outputs]))  # type: ignore[type-var]
-        return EncodedPenalty(bare, anchors, outputs)
-
-    def penalty_part(self, term: EncodedPenalty, at: npt.NDArray[np.int64]) -> EncodedPenalty:
-        """The piece of a penalty that one block needs."""
-        anchors = {name: self.part(encoded, at) for name, encoded in term.anchors.items()}
-        outputs = {name: self.part(encoded, at) for name, encoded in term.outputs.items()}
-        return EncodedPenalty(term.penalty, anchors, outputs)
-
-    def _by_client(self, values: npt.NDArray[Any]) -> dict[int, Any]:
-        return {int(client): value for client, value in zip(self._ids, values.tolist(), strict=True)}
-
-    def _check(self, values: npt.NDArray[Any], what: str) -> None:
-        if len(values) != len(self._ids):
-            raise ValueError(
-                f"expected {what} for the {len(self._ids)} clients of this view, got {len(values)}"
-            )
-
-    def _array(self, array: npt.NDArray[Any]) -> int:
-        placed = self._fleet._round.placed
-        where = (array.ctypes.data, array.shape, array.strides)
-        if where not in placed:
-            placed[where] = (
-                array,
-                self._fleet._place(array),
-            )  # held, so its id stays its own
-        self.arrays.append(placed[where][1])
-        return len(self.arrays) - 1
-
-
 class InProcessFleet(Fleet):
     """All blocks in this process, one after the other: the reference every other layout must equal."""
 
@@ -751,23 +412,11 @@ class InProcessFleet(Fleet):
         super().__init__([sorted(block.clients) for block in blocks], sizes, not_finite)
         self.blocks = list(blocks)
 
-    def _reach(self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any]) -> Any:
-        return {b: getattr(self.blocks[b], method)(*args, *arrays) for b, args in arguments.items()}
-
-
-def _as_list(reference: Reference | Sequence[Reference] | None) -> list[Reference]:
-    if reference is None:
-        return []
-    return list(reference) if isinstance(reference, list | tuple) else [reference]  # type: ignore[list-item]
-
-
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, Rows | Merged | Mixture | PerClient | Private | Models | Trained | np.ndarray)
-
-
-def _frozen(array: Matrix) -> Matrix:
-    """The same array, read-only: models are values."""
-    array = np.asarray(array)
-    if array.flags.writeable:
-        array.flags.writeable = False
-    return array
+    def _reach(
+        self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()
+    ) -> dict[int, Any]:
+        found = {}
+        with self._round.timed(method):
+            for b, given in arguments.items():
+                found[b] = getattr(self.blocks[b], method)(*given, *arrays)
+        return found

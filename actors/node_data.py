@@ -149,7 +149,7 @@ class SharedData:
 
         self.label = label
         kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(NodeData)
-        self.actors = [
+        self.actors: list[Any] = [
             kind.options(
                 name=_name(label, node["NodeID"]),
                 namespace=NAMESPACE,

@@ -81,10 +81,13 @@ class RayFleet(Fleet):
         super().__init__(layout, sizes, not_finite)
         self.actors = list(actors)
 
-    def _reach(self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any]) -> Any:
-        calls = {b: self.actors[b].call.remote(method, args, *arrays) for b, args in arguments.items()}
-        # All at once: the first failure surfaces instead of waiting behind a healthy actor.
-        return dict(zip(calls, ray.get(list(calls.values())), strict=True))
+    def _reach(
+        self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()
+    ) -> dict[int, Any]:
+        with self._round.timed(method):
+            calls = {b: self.actors[b].call.remote(method, args, *arrays) for b, args in arguments.items()}
+            # All at once: the first failure surfaces instead of waiting behind a healthy actor.
+            return dict(zip(calls, ray.get(list(calls.values())), strict=True))
 
     def _place(self, array: npt.NDArray[Any]) -> Any:
         return ray.put(np.ascontiguousarray(array))

@@ -1,104 +1,93 @@
-"""What the fleet asks of a block of clients: plain values that travel well.
-
-References of a strategy are encoded for the wire: arrays travel once, beside the request, and are named
-by their position.
-"""
+"""What the fleet asks of a block of clients: plain values that travel well."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from actors.wire import Encoded, with_references
 from archipelago.core.settings import EvaluationSettings, LocalSettings, ModelSettings
 from archipelago.strategies.penalties import Penalty
 
-
-@dataclass(frozen=True)
-class Encoded:
-    """A reference on the wire.
-
-    kind: "vector" (array), "rows" (array, row per client), "private" (name, default), "result" (handle),
-    "models" (array, whole), "merged" (default with the columns `array` of other), "mixture" (array, weights
-    per client), "value" (one per client).
-    """
-
-    kind: str
-    array: int = -1
-    per_client: dict[int, Any] = field(default_factory=dict)
-    name: str = ""
-    default: Encoded | None = None
-    other: Encoded | None = None
-
-    @property
-    def is_model(self) -> bool:
-        """Whether it resolves to one or more models, which have buffers behind their parameters."""
-        return self.kind != "value"
+R = TypeVar("R", bound="Request")
 
 
 @dataclass(frozen=True)
-class EncodedPenalty:
-    """A penalty without its references, and the references on the wire."""
-
-    penalty: Penalty
-    anchors: dict[str, Encoded]
-    outputs: dict[str, Encoded]
-
-
-@dataclass(frozen=True)
-class TrainRequest:
-    """Local training of some clients."""
+class Request:
+    """Something that some clients are asked for in a round."""
 
     round: int
-    handle: str
     clients: list[int]
+
+    def part(self: R, clients: list[int]) -> R:
+        """What the block that hosts `clients` needs of it."""
+        own = {each.name: _part(getattr(self, each.name), clients) for each in dataclasses.fields(self)}
+        return dataclasses.replace(self, **{**own, "clients": clients})
+
+
+def _part(value: Any, clients: Sequence[int]) -> Any:
+    """The part of a reference, or of the references in a list or dictionary; everything else as it is."""
+    if isinstance(value, Encoded):
+        return value.part(clients)
+    if isinstance(value, list):
+        return [each.part(clients) if isinstance(each, Encoded) else each for each in value]
+    if isinstance(value, dict):
+        return {n: each.part(clients) if isinstance(each, Encoded) else each for n, each in value.items()}
+    return value
+
+
+@dataclass(frozen=True)
+class TrainRequest(Request):
+    """Local training of some clients."""
+
+    handle: str
     start: Encoded
     on_top_of: list[Encoded]
-    penalties: list[EncodedPenalty]
+    penalties: list[Penalty]  # their references are encoded
     sample_weights: tuple[str, int] | None
     scale: Encoded | None
     slot: str
     keep: str | None
     fresh: bool  # start with a new optimizer and forget it afterwards
-    # Share of the steps that a straggler manages; clients not listed do them all.
-    step_share: dict[int, float]
+    step_share: Encoded | None  # share of the steps that each manages; None: all of them
+
+    def part(self, clients: list[int]) -> TrainRequest:
+        """What the block that hosts `clients` needs of it."""
+        penalties = [with_references(each, lambda encoded: encoded.part(clients)) for each in self.penalties]
+        return dataclasses.replace(super().part(clients), penalties=penalties)
 
 
 @dataclass(frozen=True)
-class ModelRequest:
+class ModelRequest(Request):
     """Losses or gradients of some clients at given models."""
 
-    round: int
-    clients: list[int]
     models: Encoded
-    on_top_of: list[Encoded] = field(default_factory=list)
+    on_top_of: list[Encoded]
     handle: str = ""
 
 
 @dataclass(frozen=True)
-class EvaluateRequest:
+class EvaluateRequest(Request):
     """Metrics of some clients under a prediction."""
 
-    round: int
-    clients: list[int]
     models: list[Encoded]
-    weights: dict[int, npt.NDArray[np.float64]] | None
+    weights: Encoded | None  # how much each model counts; None: each once
     combine: str
     split: str
 
 
 @dataclass(frozen=True)
-class MapRequest:
+class MapRequest(Request):
     """A pure client function on some clients."""
 
-    round: int
-    clients: list[int]
     stage: str
     function: Callable[..., Any]
-    inputs: dict[str, Any]
+    inputs: dict[str, Any] = field(default_factory=dict)  # references among them are encoded
     prefix: str = ""
 
 
@@ -115,7 +104,9 @@ class BlockSetup:
     mean: npt.NDArray[np.float32]
     std: npt.NDArray[np.float32]
     gpus: float = 0.0
-    holdout: tuple[npt.NDArray[np.int64], ...] = ()  # test samples of each planted distribution, no client's
+    holdout: tuple[
+        npt.NDArray[np.int64], ...
+    ] = ()  # test samples of each ground-truth distribution, no client's
     plugins: tuple[str, ...] = ()  # modules that register what is looked up here
 
 

@@ -7,7 +7,6 @@ can be rebuilt from the last checkpoint, with fewer actors if the cluster has sh
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,14 +14,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from actors.placement import actor_count, capacity, client_costs, layout
+from actors import reservation
+from actors.placement import client_costs, layout
+from actors.ray_errors import ActorsLost, SurfacedErrors
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
 from actors.server import Server, ServerSetup
-from archipelago.core.errors import ClientFailure, UserError
 from archipelago.core.settings import FleetSettings
 
-PATIENCE = 10.0  # seconds after which a fleet of free size takes what is there
+__all__ = ["ActorsLost", "Checkpoint", "InProcessSession", "Place", "Plan", "RaySession", "Session"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where to go on from: the server's state and every client's."""
+    """Where to resume from: the server's state and every client's."""
 
     server: dict[str, Any]
     clients: dict[int, dict[str, Any]]
@@ -57,10 +57,6 @@ class Place:
     group: Any
     first: int
     actors: int
-
-
-class ActorsLost(RuntimeError):
-    """An actor, or the node it lived on, is gone; the run can go on from its last checkpoint."""
 
 
 class Session(Protocol):
@@ -167,7 +163,7 @@ class RaySession:
     """A ServerActor and ClientActors in one placement group.
 
     `shrink` (after a loss, or to resume) takes what the cluster has now, fewer actors if need be, instead of
-    refusing. `wait` is for how many seconds a busy cluster is given to make room. `place` is a group that is
+    refusing. `wait` is for how many seconds a busy cluster is given to free capacity. `place` is a group that is
     there already: it is used as it is, and outlives the session.
     """
 
@@ -195,43 +191,13 @@ class RaySession:
             if place is not None:
                 self._group, self._first = place.group, place.first
                 count = min(place.actors, len(plan.clients))
-                self.layout = layout(plan.costs(), count, plan.fleet.clients_per_actor)
             else:
-                self._reserve(plan, shrink, wait)
+                self._group, count = reservation.reserve(plan, shrink, wait)
+            self.layout = layout(plan.costs(), count, plan.fleet.clients_per_actor)
             self._start(plan, checkpoint, data or (ray.put(plan.x), ray.put(plan.y)))
         except BaseException:
             self.close()
             raise
-
-    def _reserve(self, plan: Plan, shrink: bool, wait: float) -> None:
-        """Get a placement group for all actors, or the sentence that says why there is none."""
-        from ray.util.placement_group import placement_group, remove_placement_group
-
-        fleet, deadline = plan.fleet, time.monotonic() + wait
-        bundle = {"CPU": fleet.cpus, **({"GPU": fleet.gpus} if fleet.gpus else {})}
-        # Who did not say how many gets what is free, and need not wait for what others use.
-        flexible = shrink or (fleet.actors is None and fleet.clients_per_actor is None)
-        count = _count_when_possible(plan, shrink, deadline)
-        while True:
-            left = max(deadline - time.monotonic(), 1.0)
-            self._group = placement_group([bundle] * count, strategy="PACK", name=_unique(plan.title))
-            with _surfacing():
-                if self._group.wait(min(left, PATIENCE) if flexible else left):
-                    break
-            remove_placement_group(self._group)
-            self._group = None
-            free = capacity(_free_nodes(), fleet)
-            if time.monotonic() >= deadline:
-                each = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
-                raise UserError(
-                    f"Expected room for {count} client actor{'' if count == 1 else 's'} of {each} each, but the "
-                    f"cluster is busy and has had room for {free} after {wait:g} s: wait until others are done, "
-                    "or ask for less (fleet.actors, fleet.cpus, fleet.gpus)."
-                )
-            if flexible:
-                # One fewer at least: what is free may be scattered over devices and hold less than it seems.
-                count = max(1, min(count - 1, free))
-        self.layout = layout(plan.costs(), count, plan.fleet.clients_per_actor)
 
     def _start(self, plan: Plan, checkpoint: Checkpoint | None, data: tuple[Any, Any]) -> None:
         """Bring the actors to life, all at the same time: most of it is imports."""
@@ -251,7 +217,7 @@ class RaySession:
         self.server = ServerActor.options(  # type: ignore[attr-defined]
             num_cpus=0, **self._place(0, f"{plan.title}/server")
         ).remote()
-        with _surfacing():
+        with SurfacedErrors():
             self.devices = self._when_started(started)
             if checkpoint:
                 ray.get(
@@ -266,13 +232,15 @@ class RaySession:
             ray.get(self.server.start.remote(plan.server, self.clients, self.layout, state))
 
     def _when_started(self, started: list[Any]) -> list[str]:
-        """Wait for the actors. One whose node is gone waits for its place in the group for ever: that is a loss."""
+        """Wait for the actors. One whose node is gone waits for ever for its bundle of the group: that is a loss."""
         import ray
         from ray.util import placement_group_table
 
         waiting = started
         while waiting:
-            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=PATIENCE, fetch_local=False)
+            _, waiting = ray.wait(
+                waiting, num_returns=len(waiting), timeout=reservation.PATIENCE, fetch_local=False
+            )
             state = placement_group_table(self._group)["state"] if waiting else "CREATED"
             if state != "CREATED":
                 raise ActorsLost(
@@ -287,20 +255,20 @@ class RaySession:
         place = PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=self._first + bundle
         )
-        return {"scheduling_strategy": place, "name": _unique(name), "namespace": "archipelago"}
+        return {"scheduling_strategy": place, "name": reservation.unique(name), "namespace": "archipelago"}
 
     def run_round(self, round: int) -> RoundReport:
         """One committed round."""
         import ray
 
-        with _surfacing():
+        with SurfacedErrors():
             return ray.get(self.server.run_round.remote(round))
 
     def snapshot(self) -> dict[str, Callable[[], Any]]:
         """The server's state now, the clients' when they are asked for."""
         import ray
 
-        with _surfacing():
+        with SurfacedErrors():
             server, states = ray.get(self.server.snapshot.remote())
         return {
             "server": lambda: server,
@@ -311,14 +279,14 @@ class RaySession:
         """The server's models."""
         import ray
 
-        with _surfacing():
+        with SurfacedErrors():
             return ray.get(self.server.models.remote())
 
     def spec(self) -> Any:
         """The layout of a model's values."""
         import ray
 
-        with _surfacing():
+        with SurfacedErrors():
             return ray.get(self.server.spec.remote())
 
     def describe(self) -> str:
@@ -352,72 +320,7 @@ def _fetch(reference: Any) -> Callable[[], Any]:
     def fetch() -> Any:
         import ray
 
-        with _surfacing():
+        with SurfacedErrors():
             return ray.get(reference)
 
     return fetch
-
-
-def _unique(name: str) -> str:
-    """Names of actors and placement groups must differ in a cluster, and equal experiments may run in one."""
-    import uuid
-
-    return f"{name}-{uuid.uuid4().hex[:6]}"
-
-
-def _count_when_possible(plan: Plan, shrink: bool, deadline: float) -> int:
-    """How many actors to start; after a loss a cluster may be empty for a while, until nodes come back."""
-    import ray
-
-    while True:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        try:
-            return actor_count(plan.fleet, len(plan.clients), nodes, shrink=shrink)
-        except UserError:
-            if not shrink or time.monotonic() >= deadline:
-                raise
-        time.sleep(1.0)
-
-
-def _free_nodes() -> list[dict[str, float]]:
-    """What nobody uses at this moment, node by node."""
-    from ray._private.state import available_resources_per_node  # Ray's public figure is the sum of all nodes
-
-    return list(available_resources_per_node().values())
-
-
-class _surfacing:
-    """Errors of actors as the driver should see them.
-
-    Ray's many ways to say that a process or a node is gone become one error, and what went wrong inside a
-    client or was wrong with the request is raised as it was raised there.
-    """
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        from ray import exceptions
-
-        gone = (
-            exceptions.RayActorError,
-            exceptions.WorkerCrashedError,
-            exceptions.ObjectLostError,
-            exceptions.NodeDiedError,
-            exceptions.ActorPlacementGroupRemoved,
-            exceptions.OutOfMemoryError,
-            exceptions.ActorUnschedulableError,
-        )
-        cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
-        if cause is not error and isinstance(cause, ClientFailure | UserError):
-            raise cause from error
-        if isinstance(cause, gone) and not getattr(cause, "actor_init_failed", False):
-            raise ActorsLost(_in_short(cause)) from error
-
-
-def _in_short(error: BaseException) -> str:
-    """Who died and why, from Ray's several lines about it."""
-    lines = [line.strip() for line in str(error).strip().splitlines()]
-    said = {key: value for key, _, value in (line.partition(": ") for line in lines) if value}
-    who = said.get("name") or said.get("class_name")
-    return f"{who} (pid {said.get('pid', 'unknown')})" if who else lines[0]

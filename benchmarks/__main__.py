@@ -32,6 +32,7 @@ NAMES = (
     "sweep",
     "report",
     "small_tables",
+    "frames",
 )
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -22,14 +22,8 @@ from archipelago.core.randomness import seeded_torch
 from archipelago.core.registry import nearest
 from archipelago.core.settings import LocalSettings, ModelSettings
 from archipelago.core.targets import construct, load_class
+from lightning_modules.engines.objective import default_losses
 from lightning_modules.networks import NETWORKS, default_network
-
-
-def default_losses(outputs: Tensor, y: Tensor, classes: int | None, reduction: str = "none") -> Tensor:
-    """Cross-entropy, or squared error where there are no classes."""
-    if classes is None:
-        return nn.functional.mse_loss(outputs.reshape(y.shape), y, reduction=reduction)
-    return nn.functional.cross_entropy(outputs, y, reduction=reduction)
 
 
 class FederatedModule(lightning.LightningModule):
@@ -44,7 +38,7 @@ class FederatedModule(lightning.LightningModule):
         self.network = network
         self.classes = classes
         self.local = local
-        # What a client minimises in one local training; the executor sets it, None means the plain loss.
+        # What a client minimises in one local training; the engine sets it, None means the plain loss.
         self.local_objective: Callable[[Any, Any, int], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,13 +72,6 @@ class FederatedModule(lightning.LightningModule):
         return torch.optim.SGD(
             self.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay
         )
-
-
-def follows_contract(module: nn.Module) -> bool:
-    """Whether a module has per-sample losses and logits, which penalties and additive models need."""
-    return isinstance(module, FederatedModule) or (
-        callable(getattr(module, "loss", None)) and hasattr(module, "local_objective")
-    )
 
 
 def load_target(target: str) -> type[lightning.LightningModule]:

@@ -153,10 +153,11 @@ def _head_of(module: nn.Module) -> tuple[tuple[str, ...], str]:
     """(head submodules, last layer): what `model.head` or the module says, else derived from its layers."""
     chosen: tuple[str, ...] = getattr(module, "chosen_head", ())
     derived = chosen or derived_head(module)
-    head = module.head_modules() if not chosen and hasattr(module, "head_modules") else derived
+    says: Any = module  # what it says of itself, if it has these methods
+    head = says.head_modules() if not chosen and hasattr(module, "head_modules") else derived
     last = derived[-1] if derived else ""
     own_word = not chosen and hasattr(module, "classifier_module")
-    return tuple(head), module.classifier_module() if own_word else last  # type: ignore[operator]
+    return tuple(head), says.classifier_module() if own_word else last
 
 
 def derived_head(module: nn.Module) -> tuple[str, ...]:

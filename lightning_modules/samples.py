@@ -27,8 +27,8 @@ class RememberedOutputs:
     @staticmethod
     def key(vector: npt.NDArray[np.float32], index: npt.NDArray[np.int64]) -> bytes:
         """The content of a model and of a list of samples; next to a forward pass it costs nothing."""
-        content = hashlib.blake2b(np.ascontiguousarray(vector), digest_size=20)
-        content.update(np.ascontiguousarray(index))
+        content = hashlib.blake2b(np.ascontiguousarray(vector).data, digest_size=20)
+        content.update(np.ascontiguousarray(index).data)
         return content.digest()
 
     def get(self, key: bytes) -> Tensor | None:

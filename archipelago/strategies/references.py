@@ -3,7 +3,7 @@
 `start`, `on_top_of` and penalty anchors are references, resolved where the client lives:
 a model (a vector), `clusters[c]` (a row per client), a client's own private model, or what an earlier call
 of this round produced (a handle). Arrays "per client" are aligned with the `ids` of the fleet they are
-given to, never with client ids themselves.
+given to, never with client ids themselves. How each kind travels to the clients is in `actors/wire.py`.
 """
 
 from __future__ import annotations

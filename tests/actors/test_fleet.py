@@ -165,7 +165,7 @@ def test_a_vote_and_a_mean_of_probabilities_are_those_of_numpy():
     run(session, 2)
     ships, clusters = session.fleet.everyone, session.server.strategy.clusters
     block = session.fleet.blocks[0]
-    from lightning_modules.executors import outputs_of
+    from lightning_modules.engines.objective import outputs_of
 
     for combine in ("probability_mean", "vote"):
         found = ships.evaluate(Prediction([clusters[k] for k in range(3)], combine=combine))

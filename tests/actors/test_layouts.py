@@ -114,7 +114,7 @@ def test_aborted_rounds_leave_no_trace(method: str, monkeypatch: pytest.MonkeyPa
     fleet, reports = session.fleet, run(session, 1)
     reach = fleet._reach
 
-    def interrupted(stages: tuple[str, ...], name: str, arguments: dict[int, Any], arrays: Any) -> Any:
+    def interrupted(stages: tuple[str, ...], name: str, arguments: dict[int, Any], arrays: Any = ()) -> Any:
         if name not in stages:
             return reach(name, arguments, arrays)
         if name != "commit":  # the first block does what it is asked, the others never hear of it

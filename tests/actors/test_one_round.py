@@ -38,7 +38,7 @@ def test_a_round_places_a_model_once_and_gathers_sums_not_models(
         placed.append(array.shape)
         return place(fleet, array)
 
-    def reaching(fleet: Any, method: str, arguments: Any, arrays: Any) -> Any:
+    def reaching(fleet: Any, method: str, arguments: Any, arrays: Any = ()) -> Any:
         found = reach(fleet, method, arguments, arrays)
         asked.append((method, len(arguments), found))
         return found

@@ -89,7 +89,7 @@ def test_more_than_fit_is_one_sentence_at_once(ray_cluster: Path) -> None:
 def test_what_others_use_is_waited_for_or_done_without(
     ray_cluster: Path, places_only: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.session.PATIENCE", 1.0)
+    monkeypatch.setattr("actors.reservation.PATIENCE", 1.0)
     with taken(GPU=1.0):
         # Who asks for four gets four or a sentence ...
         busy = r"of 1 CPU and 0\.5 GPU each, but the cluster is busy and has had room for 2 after 2 s"

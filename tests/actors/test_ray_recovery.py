@@ -18,7 +18,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 import actors.ray_actors
-import actors.session
+import actors.reservation
 import archipelago.experiments.runner
 from actors.reports import RoundReport
 from actors.session import ActorsLost, RaySession
@@ -90,7 +90,7 @@ def squeeze_after_the_first_loss(monkeypatch: pytest.MonkeyPatch) -> list[list[l
                 self.taken = None
 
     monkeypatch.setattr(archipelago.experiments.runner, "RaySession", Squeezed)
-    monkeypatch.setattr(actors.session, "PATIENCE", 2.0)
+    monkeypatch.setattr(actors.reservation, "PATIENCE", 2.0)
     return layouts
 
 

@@ -8,8 +8,8 @@ import pytest
 import ray
 from ray import exceptions
 
-from actors import session
-from actors.session import ActorsLost
+from actors import reservation, session
+from actors.ray_errors import ActorsLost, SurfacedErrors
 from archipelago.core.errors import ClientFailure, UserError
 from tests.support.experiments import plan_of
 
@@ -22,26 +22,26 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, Any]]]:
     answers: list[list[dict[str, Any]]] = []
     monkeypatch.setattr(ray, "nodes", lambda: answers.pop(0) if len(answers) > 1 else answers[0])
     clock = iter(range(10_000))
-    monkeypatch.setattr(session.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(session.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(reservation.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(reservation.time, "monotonic", lambda: next(clock))
     return answers
 
 
 def test_after_a_loss_a_node_that_comes_back_is_waited_for(nodes: list[list[dict[str, Any]]]) -> None:
     nodes += [[], [{**NODE, "Alive": False}], [NODE]]
-    assert session._count_when_possible(plan_of("fleet.actors=5"), shrink=True, deadline=60) == 2
+    assert reservation.count_when_possible(plan_of("fleet.actors=5"), shrink=True, deadline=60) == 2
 
 
 def test_a_cluster_that_stays_empty_is_told_in_a_sentence(nodes: list[list[dict[str, Any]]]) -> None:
     nodes += [[]]
     with pytest.raises(UserError, match="Expected room for 5 client actors"):
-        session._count_when_possible(plan_of("fleet.actors=5"), shrink=True, deadline=60)
+        reservation.count_when_possible(plan_of("fleet.actors=5"), shrink=True, deadline=60)
 
 
 def test_at_the_start_what_does_not_fit_is_told_at_once(nodes: list[list[dict[str, Any]]]) -> None:
     nodes += [[], [NODE]]
     with pytest.raises(UserError, match="Expected room for 5 client actors"):
-        session._count_when_possible(plan_of("fleet.actors=5"), shrink=False, deadline=60)
+        reservation.count_when_possible(plan_of("fleet.actors=5"), shrink=False, deadline=60)
     assert len(nodes) == 1  # asked once
 
 
@@ -77,7 +77,7 @@ def test_a_gpu_that_torch_cannot_use_is_said() -> None:
 
 
 def surface(error: BaseException) -> BaseException:
-    with pytest.raises(BaseException) as caught, session._surfacing():
+    with pytest.raises(BaseException) as caught, SurfacedErrors():
         raise error
     return caught.value
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import machine, memory, partition, report, scale, start
+from benchmarks import frames, machine, memory, partition, report, scale, start
 from benchmarks.__main__ import NAMES, _result_of, main
 from benchmarks.tables import shown, spread, table, verdict
 
@@ -246,3 +246,12 @@ def test_every_partition_is_timed_against_the_limit():
     assert all(row["outcome"].endswith("samples") for row in result["rows"]), result["rows"]
     assert result["kept"] is True
     assert "20 clients: at most" in partition.report(result)
+
+
+def test_frames_lead_from_main_to_the_loss_of_a_batch():
+    found = frames.run(None, miniature=True)
+    assert found["way"][0] == "archipelago/cli/main.py: main"
+    assert found["way"][-1] == "lightning_modules/base.py: loss"
+    assert found["frames"] == len(found["way"]) - 1 <= found["limit"] and found["kept"]
+    assert 10 < found["files"] < found["command_files"] <= found["loaded_files"]
+    assert "frames" in frames.report(found)

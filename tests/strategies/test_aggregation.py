@@ -400,8 +400,8 @@ def test_one_wild_client_ruins_the_mean_and_not_the_median():
         session = session_of(
             "method=fedavg", f"aggregation={rule}", "data.rotations=1", "local.steps=10", "local.lr=0.1"
         )
-        executor = session.fleet.blocks[0].executor
-        plain = executor.train_one
+        engine = session.fleet.blocks[0].engine
+        plain = engine.train_one
 
         def train_one(job, plain=plain):
             result = plain(job)
@@ -410,7 +410,7 @@ def test_one_wild_client_ruins_the_mean_and_not_the_median():
                 object.__setattr__(result, "model", wild.astype(np.float32))
             return result
 
-        executor.train_one = train_one
+        engine.train_one = train_one
         reports = run(session, 5)
         accuracy[rule] = reports[-1].metrics["micro_accuracy"]
     assert accuracy["median"] > 0.7 > 0.3 > accuracy["mean"]

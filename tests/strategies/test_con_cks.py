@@ -12,7 +12,8 @@ from archipelago.strategies.cks import CKSOptions, PairwisePull, SharedPull, clu
 from archipelago.strategies.con import CONOptions, ContrastOfOutputs, ContrastOfParameters, contrast
 from archipelago.strategies.prox import ProxOptions
 from archipelago.strategies.references import Models, PerClient
-from lightning_modules.executors import objective_of
+from lightning_modules.engines import Term
+from lightning_modules.engines.objective import objective_of
 from tests.support.experiments import config_of, run, session_of
 from tests.support.scalar import scalar_fleet, strategy_of
 
@@ -341,7 +342,7 @@ def test_the_local_objective_has_the_gradient_that_finite_differences_say():
             "0.models": theirs,
         }
         term = ContrastOfOutputs(mu, 0.7, NOTHING, NOBODY)
-        return objective_of(net, own, y, vector, [(term, {"own": torch.tensor(1)})], rows)
+        return objective_of(net, own, y, vector, [Term(term, {"own": torch.tensor(1)})], rows)
 
     def slopes(**change):
         start = torch.linspace(-1, 1, 12, dtype=torch.float64, requires_grad=True)

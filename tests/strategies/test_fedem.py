@@ -5,7 +5,7 @@ import pytest
 
 from archipelago.strategies.fedem import FedEMOptions, responsibilities
 from archipelago.strategies.references import Models
-from lightning_modules.executors import outputs_of
+from lightning_modules.engines.objective import outputs_of
 from tests.support.experiments import checkpoint_of, digest, outcome, run, session_of
 from tests.support.mixtures import error_up_to_permutation, mixed_session, ten_ninety
 from tests.support.scalar import scalar_fleet, strategy_of

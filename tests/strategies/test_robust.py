@@ -179,7 +179,7 @@ def test_the_same_bits_in_any_layout_and_after_a_restore():
 def deliver_random_weights(session, clients, scale):
     """Make some clients train as they should, and then deliver normal noise instead of their model."""
     for block in session.fleet.blocks:
-        honest = block.executor.train_one
+        honest = block.engine.train_one
 
         def train_one(job, honest=honest):
             result = honest(job)
@@ -188,7 +188,7 @@ def deliver_random_weights(session, clients, scale):
             noise = np.random.default_rng(job.seed).normal(0.0, scale, result.model.shape)
             return dataclasses.replace(result, model=noise.astype(np.float32))
 
-        block.executor.train_one = train_one
+        block.engine.train_one = train_one
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -101,7 +101,9 @@ def _asked_for() -> str:
 class MurderousFleet(RayFleet):
     """Kills the first client actor, or its own server, just before the clients are asked something."""
 
-    def _reach(self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any]) -> Any:
+    def _reach(
+        self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()
+    ) -> dict[int, Any]:
         _visit(f"server-before-{method}")
         if (place := _file(f"client-before-{method}")).exists():
             place.unlink()

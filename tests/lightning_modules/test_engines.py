@@ -1,4 +1,4 @@
-"""Three executors, the same numbers: loop and trainer to the bit, vmap to its stated tolerance."""
+"""Three engines, the same numbers: loop and trainer to the bit, vmap to its stated tolerance."""
 
 import numpy as np
 import pytest
@@ -8,9 +8,9 @@ from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.core.settings import LocalSettings, ModelSettings
 from archipelago.strategies.penalties import Proximal
-from lightning_modules import executors
 from lightning_modules.base import build_module
-from lightning_modules.executors import VMAP_TOLERANCE, PenaltyJob, TrainJob, make_executor
+from lightning_modules.engines import Term, TrainJob, make_engine, objective
+from lightning_modules.engines.vmap import VMAP_TOLERANCE
 from lightning_modules.flat import FlatModel
 from lightning_modules.samples import Samples
 
@@ -42,7 +42,7 @@ def jobs_for(model, count=3, steps=4, batch=8, ragged=False, **extra):
 
 
 def results(name, model, samples, jobs):
-    return list(make_executor(name, model, samples).train(jobs))
+    return list(make_engine(name, model, samples).train(jobs))
 
 
 def on_top_of(model, rng):
@@ -51,7 +51,7 @@ def on_top_of(model, rng):
 
 def penalties(model, rng):
     anchor = rng.standard_normal(model.spec.parameters).astype(np.float32)
-    return [PenaltyJob(Proximal(0.3, anchor), {"anchor": anchor})]
+    return [Term(Proximal(0.3, anchor), {"anchor": torch.from_numpy(anchor)})]
 
 
 CASES = {
@@ -68,7 +68,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("ragged", [False, True], ids=["equal batches", "ragged batches"])
-def test_the_executors_agree(case, ragged):
+def test_the_engines_agree(case, ragged):
     network, local, extra = CASES[case]
     model, samples = setup(network, **local)
     jobs = jobs_for(model, ragged=ragged, **extra)
@@ -145,8 +145,8 @@ def test_a_frozen_model_is_evaluated_once_per_distinct_sample(monkeypatch):
     model, samples = setup()
     (job,) = jobs_for(model, count=1, steps=10, on_top_of=on_top_of)
     seen = []
-    original = executors.outputs_of
-    monkeypatch.setattr(executors, "outputs_of", lambda *a: (seen.append(len(a[3])), original(*a))[1])
+    original = objective.outputs_of
+    monkeypatch.setattr(objective, "outputs_of", lambda *a: (seen.append(len(a[3])), original(*a))[1])
     results("loop", model, samples, [job])
     distinct = len(np.unique(np.concatenate(job.batches)))
     assert seen == [distinct, distinct] and distinct < 80
@@ -182,10 +182,10 @@ def test_a_module_with_only_a_training_step_runs_and_is_refused_where_it_cannot(
 
 def test_vmap_says_when_it_falls_back_and_then_has_the_bits_of_the_loop():
     model, samples = setup(target="tests.support.modules.DropoutModule")
-    executor = make_executor("vmap", model, samples)
-    assert "falls back to loop" in executor.notes[0] and "Dropout" in executor.notes[0]
+    engine = make_engine("vmap", model, samples)
+    assert "falls back to loop" in engine.notes[0] and "Dropout" in engine.notes[0]
     jobs = jobs_for(model)
-    for a, b in zip(executor.train(jobs), results("loop", model, samples, jobs), strict=True):
+    for a, b in zip(engine.train(jobs), results("loop", model, samples, jobs), strict=True):
         assert np.array_equal(a.model, b.model)
 
 
@@ -208,7 +208,9 @@ def test_trainer_options_reach_the_trainer():
     model, samples = setup(lr=5.0)
     jobs = jobs_for(model, count=1)
     free = results("trainer", model, samples, jobs)[0]
-    clipped = next(make_executor("trainer", model, samples, {"gradient_clip_val": 1e-6}).train(jobs))
+    clipped = next(
+        make_engine("trainer", model, samples, LocalSettings(trainer={"gradient_clip_val": 1e-6})).train(jobs)
+    )
     assert np.abs(clipped.model - jobs[0].start).max() < np.abs(free.model - jobs[0].start).max()
 
 
@@ -250,10 +252,10 @@ def test_a_model_value_is_its_own_and_cannot_be_written_to():
 def test_vmap_leaves_frozen_parameters_to_the_loop():
     model, samples = setup()
     next(iter(model.module.parameters())).requires_grad_(False)
-    executor = make_executor("vmap", model, samples)
-    assert "frozen or left out" in executor.notes[0]
+    engine = make_engine("vmap", model, samples)
+    assert "frozen or left out" in engine.notes[0]
     jobs = jobs_for(model)
-    for a, b in zip(executor.train(jobs), results("loop", model, samples, jobs), strict=True):
+    for a, b in zip(engine.train(jobs), results("loop", model, samples, jobs), strict=True):
         assert np.array_equal(a.model, b.model)
 
 
@@ -281,7 +283,7 @@ def test_trainer_callbacks_must_be_callbacks():
     model, samples = setup()
     with pytest.raises(UserError, match=r"local\.trainer\.callbacks to name a Callback"):
         next(
-            make_executor("trainer", model, samples, {"callbacks": ["os.getcwd"]}).train(
+            make_engine("trainer", model, samples, LocalSettings(trainer={"callbacks": ["os.getcwd"]})).train(
                 jobs_for(model, count=1)
             )
         )
@@ -290,14 +292,14 @@ def test_trainer_callbacks_must_be_callbacks():
 def test_outputs_of_a_frozen_model_are_computed_once_in_a_round():
     model, samples = setup("mlp")
     index, vector = np.arange(20), model.vector()
-    first = executors.outputs_of(model, samples, vector, index)
-    assert executors.outputs_of(model, samples, vector.copy(), index.copy()) is first
-    assert executors.outputs_of(model, samples, vector, index[:10]) is not first
+    first = objective.outputs_of(model, samples, vector, index)
+    assert objective.outputs_of(model, samples, vector.copy(), index.copy()) is first
+    assert objective.outputs_of(model, samples, vector, index[:10]) is not first
     other = vector.copy()
     other[0] += 1
-    assert not torch.equal(executors.outputs_of(model, samples, other, index), first)
+    assert not torch.equal(objective.outputs_of(model, samples, other, index), first)
     samples.forget()
-    again = executors.outputs_of(model, samples, vector, index)
+    again = objective.outputs_of(model, samples, vector, index)
     assert again is not first and torch.equal(again, first)
 
 

@@ -1,0 +1,117 @@
+"""The handle of a call: models that stay where they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from archipelago.strategies.parameters import (
+    Matrix,
+    Vector,
+    fixed_point_exponents,
+    from_fixed_point,
+    normalised_rows,
+    one_hot,
+)
+from archipelago.strategies.references import Indices, Models, Reference
+
+if TYPE_CHECKING:
+    from actors.fleet import Fleet
+
+
+class Trained:
+    """Models that clients made and that stayed where they were made, one for each of `ids`."""
+
+    def __init__(
+        self,
+        view: Fleet,
+        handle: str,
+        objective: npt.NDArray[np.float64],
+        magnitude: npt.NDArray[np.float64],
+        start: Reference | None = None,
+    ) -> None:
+        self._view, self.handle, self.ids = view, handle, view.ids
+        self.start = start  # what a reference to this handle means for a client that did not arrive
+        self.objective = objective
+        self.arrived = np.isfinite(objective) & np.isfinite(magnitude)
+        self._magnitude = np.where(self.arrived, magnitude, 0.0)
+
+    def some(self, at: Indices) -> Trained:
+        """The same handle for some positions of `ids`, ascending."""
+        view = self._view.select(self.ids[at])
+        return Trained(view, self.handle, self.objective[at], self._magnitude[at], self.start)
+
+    def combine(self, weights: npt.ArrayLike, otherwise: Models | None = None) -> Models:
+        """The (K, n) weighted means of the models: rows are normalised over the clients that arrived."""
+        matrix = np.asarray(weights, np.float64)
+        if matrix.ndim != 2 or matrix.shape[1] != len(self.ids):
+            raise ValueError(f"expected a (K, {len(self.ids)}) weight matrix, got shape {matrix.shape}")
+        matrix = normalised_rows(matrix * self.arrived)
+        view = self._view
+        view.ledger.up(self.handle, self.ids[matrix.any(axis=0)])
+        exponents = fixed_point_exponents(matrix, self._magnitude)
+        totals = view._reach(
+            "combine",
+            {
+                b: (self.handle, view.names(at), matrix[:, at], exponents)
+                for b, at in view.participants().items()
+            },
+        )
+        summed = sum(totals.values(), np.zeros((len(matrix), view.spec.size), np.int64))
+        values = from_fixed_point(summed, exponents)
+        for k in np.flatnonzero(~matrix.any(axis=1)):
+            # An empty cluster has nothing to average: it keeps the model it had.
+            if otherwise is None:
+                raise ValueError(f"row {k} weighs nothing and there is no model to keep")
+            values[k] = otherwise.values[k]
+        return Models(values)
+
+    def average(
+        self,
+        by: Indices | None = None,
+        weights: npt.ArrayLike = 1.0,
+        clusters: int | None = None,
+        otherwise: Models | Vector | None = None,
+    ) -> Any:
+        """The weighted mean of all models (a vector), or of each cluster `by` (a `Models`)."""
+        w = np.broadcast_to(np.asarray(weights, np.float64), self.ids.shape)
+        if by is None:
+            keep = None if otherwise is None else Models(np.asarray(otherwise)[None])
+            return self.combine(w[None], keep)[0]
+        if clusters is None:
+            raise ValueError("averaging by cluster needs the number of clusters")
+        return self.combine(one_hot(by, clusters, w), otherwise)  # type: ignore[arg-type]  # Models beside `by`
+
+    def features(self, part: str) -> Matrix:
+        """(n, d): the columns of a part of each model, in id order."""
+        return self.gather(self._view.spec.columns(part))
+
+    def gather(self, columns: npt.ArrayLike | None = None) -> Matrix:
+        """(n, d): chosen columns of every model, in id order; zeros for a client that did not arrive."""
+        chosen = None if columns is None else np.asarray(columns, np.int64)
+        view = self._view
+        view.ledger.up(self.handle, self.ids[self.arrived])
+        clients = view.participants()
+        parts = view._reach(
+            "columns", {b: (self.handle, view.names(at), chosen) for b, at in clients.items()}
+        )
+        width = view.spec.size if chosen is None else len(chosen)
+        table = np.zeros((len(self.ids), width), np.float32)
+        for b, at in clients.items():
+            table[at] = parts[b]
+        return table
+
+    def chunks(self, memory: float = 256e6) -> Iterator[tuple[Indices, Matrix]]:
+        """(columns, (n, columns) array) pieces of all models, none larger than `memory` bytes."""
+        size = self._view.spec.size
+        step = max(1, int(memory // (4 * max(len(self.ids), 1))))
+        for at in range(0, size, step):
+            columns = np.arange(at, min(at + step, size))
+            yield columns, self.gather(columns)
+
+    def distances(self, to: Reference) -> npt.NDArray[np.float64]:
+        """Euclidean distance of each client's model to its reference."""
+        return self._view.distances(self.handle, to)

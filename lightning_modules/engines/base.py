@@ -1,0 +1,108 @@
+"""The contract of an engine, and how one is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from archipelago.core.errors import UserError
+from archipelago.core.randomness import seeded_torch
+from archipelago.core.registry import NoOptions, Registry
+from lightning_modules.engines.objective import TrainJob, TrainResult, follows_contract, prepare
+from lightning_modules.flat import FlatModel
+from lightning_modules.samples import Samples
+
+
+class Engine:
+    """Runs the local training of a block of clients.
+
+    A subclass gives `train_one`, or `train` if it does several jobs at a time:
+
+        class MyEngine(Engine):
+            def train_one(self, job):
+                with self.ready(job):  # the client's model, optimizer state and random draws are in place
+                    total = 0.0
+                    for step, index in enumerate(job.batches):
+                        batch = self.samples.batch(index)
+                        loss = loss_of(self.model.module.training_step(batch, step))
+                        ...  # your step
+                        total += float(loss)
+                    return self.result(job, total)
+
+    The promises: one result for each job, in the order of the jobs; a job's result depends on the job alone, not on
+    the jobs beside it; models of results are values of their own. `model` is the one live module of the process,
+    `samples` has the data of all clients, `options` are the engine's own settings (its dataclass `Options`), and
+    `notes` is what the user should know, reported with the round. What `@ENGINES.register` may declare:
+
+    - `exact=True`: the same bits as `loop` on CPU;
+    - `default_on="cpu"` or `"cuda"`: what `auto` means there.
+    """
+
+    Options: type = NoOptions
+
+    def __init__(self, model: FlatModel, samples: Samples, options: Any = None) -> None:
+        self.model, self.samples = model, samples
+        self.options = self.Options() if options is None else options
+        self.notes: list[str] = []
+
+    def train(self, jobs: Sequence[TrainJob]) -> Iterator[TrainResult]:
+        """Run the jobs, in order."""
+        for job in jobs:
+            yield self.train_one(job)
+
+    def train_one(self, job: TrainJob) -> TrainResult:
+        """One client's steps."""
+        raise NotImplementedError(f"{type(self).__name__} has neither train_one nor train")
+
+    @contextmanager
+    def ready(self, job: TrainJob) -> Iterator[None]:
+        """Everything a client's steps need in place, and everything put back afterwards."""
+        model = self.model
+        module: Any = model.module
+        with seeded_torch(job.seed):
+            if follows_contract(module):
+                module.local_objective = prepare(job, model, self.samples)
+            elif not job.is_plain:
+                raise UserError(
+                    f"This method adds to the local objective, and {type(module).__name__} has only a "
+                    "training_step: give it forward(x), loss(outputs, y, reduction) and the attribute "
+                    "local_objective (see lightning_modules/base.py), or choose another method."
+                )
+            try:
+                model.load(job.start)
+                model.touch()
+                model.set_optimizer_state(job.optimizer_state)
+                module.train()
+                yield
+            finally:
+                if follows_contract(module):
+                    module.local_objective = None
+
+    def result(self, job: TrainJob, total: float) -> TrainResult:
+        """The live model and optimizer as the job's result; `total` is the objective summed over its steps."""
+        steps = max(len(job.batches), 1)
+        return TrainResult(job.client, self.model.vector(), self.model.optimizer_state(), total / steps)
+
+
+ENGINES: Registry[type[Engine]] = Registry("engine", section="local", base=Engine)
+
+
+def loss_of(returned: Any) -> Tensor:
+    """The loss in what a `training_step` returned."""
+    loss: Tensor = returned["loss"] if isinstance(returned, dict) else returned
+    return loss
+
+
+def default_engine(device: str) -> str:
+    """What `auto` means on a type of device: the engine that declares it, else the one for CPU."""
+    declared = {entry.capabilities.get("default_on"): entry.name for entry in ENGINES.values()}
+    return declared.get(device, declared["cpu"])
+
+
+def make_engine(name: str, model: FlatModel, samples: Samples, settings: Any = None) -> Engine:
+    """The engine called `name`, at that import path, or `auto`, with its options from `settings`."""
+    entry = ENGINES.entry(default_engine(model.device.type) if name == "auto" else name)
+    return entry.value(model, samples, entry.options_from(settings))
