@@ -214,6 +214,7 @@ class Fleet(ABC):
         keep: str | None = None,
         fresh: bool = False,
         held: int = 0,
+        compared: bool = True,
     ) -> Trained:
         """Local training of every client of this view."""
         wire = _Wire(self)
@@ -257,7 +258,7 @@ class Fleet(ABC):
         self._drop_not_finite(objective, magnitude, f"local training ('{slot}')", "model")
         trained = Trained(self, handle, self.ids, objective, magnitude, start)
         if not fresh:
-            self._round.compare(trained, slot, self.prefix)
+            self._round.compare(trained, compared, self.prefix)
         return trained
 
     def forget(self, name: str) -> None:
@@ -556,13 +557,13 @@ class _Round:
     def release(self) -> None:
         self.placed: dict[Any, tuple[npt.NDArray[Any], Any]] = {}
         self.first_trained: Trained | None = None
-        self._first_slot = ""
+        self._gives_way: str | None = None  # the prefix whose next training takes the first one's place
         self._handles = 0
 
-    def compare(self, trained: Trained, slot: str, prefix: str) -> None:
-        """Keep the round's first training; CAM's shared part makes way for the models that are clustered."""
-        if self.first_trained is None or (self._first_slot, slot) == (f"{prefix}shared", f"{prefix}main"):
-            self.first_trained, self._first_slot = trained, slot
+    def compare(self, trained: Trained, compared: bool, prefix: str) -> None:
+        """Keep the round's first training; one that is not to be compared gives way to the same method's next."""
+        if self.first_trained is None or (compared and prefix == self._gives_way):
+            self.first_trained, self._gives_way = trained, None if compared else prefix
 
     def next_handle(self, slot: str) -> str:
         self._handles += 1

@@ -20,10 +20,9 @@ from archipelago.runs.checkpoints import CheckpointWriter, checkpoints, load
 from archipelago.runs.directory import RunDirectory, is_run, read_status
 from archipelago.runs.environment import environment_differences
 from archipelago.runs.storage import is_address, name_of, reading
-from archipelago.strategies.finetune import first_tuned_round
+from archipelago.strategies import Context
+from archipelago.strategies.method import first_late_round, with_late_addons, without_late_addons
 from archipelago.sweeps.config import Sweep, Trial
-
-_ENDING = "+finetune"
 
 
 def twins(trials: Iterable[Trial]) -> dict[str, str]:
@@ -32,16 +31,14 @@ def twins(trials: Iterable[Trial]) -> dict[str, str]:
     tuned: list[tuple[str, str]] = []
     for trial in trials:
         config = trial.config
-        if (
-            config.choose_clusters or config.ensemble or not fork_round(config)
-        ):  # each for itself, or nothing to share
+        if config.choose_clusters or config.ensemble:  # each for itself
             continue
-        method = trial.config.method
-        training = repr(dataclasses.replace(trial.config, method=method.removesuffix(_ENDING), name=None))
-        if method.endswith(_ENDING):
-            tuned.append((trial.name, training))
-        else:
+        method = without_late_addons(config.method)
+        training = repr(dataclasses.replace(config, method=method, name=None))
+        if method == config.method:
             by_training[training] = trial.name
+        elif fork_round(config):  # else there is nothing to share
+            tuned.append((trial.name, training))
     return {name: by_training[training] for name, training in tuned if training in by_training}
 
 
@@ -53,7 +50,13 @@ def in_order(trials: list[Trial], pairs: Mapping[str, str]) -> list[Trial]:
 
 def fork_round(config: ExperimentSettings) -> int:
     """The last round after which a run and its fine-tuned twin have the same files."""
-    return first_tuned_round(config.rounds, config.evaluation.every, config.evaluation.last) - 1
+    context = Context(
+        clients=config.clients,
+        rounds=config.rounds,
+        evaluate_every=config.evaluation.every,
+        evaluate_last=config.evaluation.last,
+    )
+    return first_late_round(config.method, context) - 1
 
 
 def shared_rounds(sweep: Sweep) -> dict[str, float]:
@@ -78,12 +81,12 @@ def take_rounds(run: RunDirectory, config: ExperimentSettings, twin: str) -> boo
             finished = read_status(path).state == "finished"
         except (UserError, OSError):  # nothing there, or out of reach
             return False
-        return finished and _take(run, path, fork_round(config), name_of(twin))
+        return finished and _take(run, path, config, name_of(twin))
 
 
-def _take(run: RunDirectory, twin: Path, fork: int, name: str) -> bool:
+def _take(run: RunDirectory, twin: Path, config: ExperimentSettings, name: str) -> bool:
     for done, folder in reversed(checkpoints(twin)):
-        if done > fork:
+        if done > fork_round(config):
             continue
         try:
             parts = load(folder)
@@ -94,7 +97,7 @@ def _take(run: RunDirectory, twin: Path, fork: int, name: str) -> bool:
         run.note(done, f"Rounds 1 to {done} are those of {name}, which trains the same until then.")
         for difference in environment_differences(theirs, ours):
             run.note(done, difference)
-        parts["server"]["addons"].append({})  # fine-tuning comes last, and keeps nothing
+        parts["server"] = with_late_addons(parts["server"], config.method)
         writer = CheckpointWriter(run, every=1, keep=1)
         try:
             writer.submit(done, parts)
