@@ -132,7 +132,8 @@ def _check_method(config: ExperimentSettings) -> None:
     if config.choose_clusters and (config.ensemble or not bases[0].clustered):
         raise UserError(
             f"Expected a clustered method with clusters=auto, got {quote(config.ensemble or config.method)}: "
-            "use a method such as ifca, fesem or wecfl, or set clusters yourself."
+            f"use {', '.join(name for name, each in METHODS.items() if each.value.clustered)}, or set clusters "
+            "yourself."
         )
     if any(base.clustered for base in bases) and config.clusters > config.clients:
         raise UserError(
@@ -159,7 +160,9 @@ def check_settings_of_methods(config: ExperimentSettings, groups: Any, outputs: 
 
 def _check_names(config: ExperimentSettings) -> None:
     from archipelago.data import DATASETS, PARTITIONS
+    from archipelago.strategies import AGGREGATION
 
+    AGGREGATION.find(config.aggregation.name)
     DATASETS.find(config.data.name)
     PARTITIONS.find(config.partition.name)
     if config.model.name != "auto":

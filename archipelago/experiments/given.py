@@ -67,6 +67,7 @@ _CHOOSES = {
     **dict.fromkeys(("partition", "partitions", "partition.name"), ("partition",)),
     **dict.fromkeys(("model", "model.name"), ("model",)),
     **dict.fromkeys(("aggregation", "aggregation.name"), ("aggregation rule",)),
+    "clustering": ("clustering rule",),  # an option of several methods
     "callbacks": ("callback",),
     "loggers": ("logger",),
 }
@@ -78,7 +79,8 @@ def import_named(content: Mapping[Any, Any]) -> None:
     if isinstance(plugins, list):  # anything else is refused with the other wrong types
         load_plugins([str(name) for name in plugins])
     for key, text in _texts(content, ""):
-        kinds = _CHOOSES.get(key.removeprefix("sweep."), ())
+        name = "clustering" if key.endswith(".clustering") else key.removeprefix("sweep.")
+        kinds = _CHOOSES.get(name, ())
         paths = [part for part in re.split(r"[+*]", text) if IMPORT_PATH.fullmatch(part)] if kinds else []
         if paths:
             load_built_in()

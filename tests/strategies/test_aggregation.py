@@ -9,6 +9,7 @@ import torch
 
 import archipelago.core.torchvision_operators  # noqa: F401  (before lightning)
 from archipelago.core.errors import UserError
+from archipelago.core.schema import composed
 from archipelago.core.settings import AggregationSettings, LocalSettings, ModelSettings
 from archipelago.strategies.aggregation import Rule, Uploads, trimmed_mean
 from archipelago.strategies.matching import chain, match
@@ -68,7 +69,7 @@ def aggregated(
         flat_spec(table.shape[1]) if spec is None else spec,
         **drawn,
     )
-    return Rule.chosen(AggregationSettings(name=rule, **more))(uploads).values
+    return Rule.chosen(composed(AggregationSettings)(name=rule, **more))(uploads).values
 
 
 # --- coordinate rules -------------------------------------------------------------------------------------

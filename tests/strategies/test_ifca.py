@@ -132,7 +132,7 @@ def test_an_empty_cluster_and_a_collapse_are_told_once():
 
 
 def test_matched_averaging_is_refused_with_a_common_backbone():
-    with pytest.raises(UserError, match="with ifca.share_backbone=true, got matched"):
+    with pytest.raises(UserError, match=r"with ifca\.share_backbone=true, got matched"):
         session_of("method=ifca", "ifca.share_backbone=true", "aggregation=matched", "model=cnn_digits")
 
 
