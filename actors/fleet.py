@@ -236,6 +236,7 @@ class Fleet(ABC):
         keep: str | None = None,
         fresh: bool = False,
         held: int = 0,
+        compared: bool = True,
     ) -> Trained:
         """Local training of every client of this view."""
         wire, slot = Wire(self), self.prefix + slot
@@ -265,7 +266,7 @@ class Fleet(ABC):
         self._drop_not_finite(objective, magnitude, f"local training ('{slot}')", "model")
         trained = Trained(self, request.handle, objective, magnitude, start)
         if not fresh:
-            self._round.compare(trained, slot, self.prefix)
+            self._round.compare(trained, compared, self.prefix)
         return trained
 
     def _step_share(self, wire: Wire) -> Any:

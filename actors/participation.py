@@ -21,7 +21,7 @@ class Participants:
 
 
 def held_out(clients: int, share: float, seed: int) -> npt.NDArray[np.int64]:
-    """Clients that never train: the test of what a method gives to newcomers. At least one always trains."""
+    """Clients that never train: the test of what a method gives to new clients. At least one always trains."""
     count = min(int(np.floor(share * clients + 0.5)), clients - 1)
     return np.sort(generator(seed, "held-out clients").permutation(clients)[:count]).astype(np.int64)
 

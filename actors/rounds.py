@@ -113,13 +113,13 @@ class RoundState:
         """Let go of the round's models."""
         self.placed: dict[Any, tuple[npt.NDArray[Any], Any]] = {}
         self.first_trained: Trained | None = None
-        self._first_slot = ""
+        self._gives_way: str | None = None  # the prefix whose next training takes the first one's place
         self._handles = 0
 
-    def compare(self, trained: Trained, slot: str, prefix: str) -> None:
-        """Keep the round's first training; CAM's shared part makes way for the models that are clustered."""
-        if self.first_trained is None or (self._first_slot, slot) == (f"{prefix}shared", f"{prefix}main"):
-            self.first_trained, self._first_slot = trained, slot
+    def compare(self, trained: Trained, compared: bool, prefix: str) -> None:
+        """Keep the round's first training; one that is not to be compared gives way to the same method's next."""
+        if self.first_trained is None or (compared and prefix == self._gives_way):
+            self.first_trained, self._gives_way = trained, None if compared else prefix
 
     def next_handle(self, slot: str) -> str:
         """A name for the models that the next call makes."""

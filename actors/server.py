@@ -1,4 +1,4 @@
-"""The server: holds the global and the cluster models (inside its strategy) and runs rounds.
+"""The server: holds the global and the cluster models (inside its method) and runs rounds.
 
 A plain class: the in-process session uses it as it is, and a ServerActor wraps it.
 """
@@ -26,7 +26,7 @@ from archipelago.core.settings import (
     LocalSettings,
     ParticipationSettings,
 )
-from archipelago.strategies import Context, Strategy, build, build_ensemble
+from archipelago.strategies import AnyMethod, Context, assemble
 from archipelago.strategies.base import UNASSIGNED
 
 
@@ -53,14 +53,14 @@ class ServerSetup:
     local: LocalSettings
     aggregation: AggregationSettings
     one_class: npt.NDArray[np.bool_] | None = None  # clients that train on one class; None without classes
-    levels: npt.NDArray[np.int64] | None = None  # (levels, clients) nested planted groups
-    distributions: int = 0  # planted distributions with held-out samples
+    levels: npt.NDArray[np.int64] | None = None  # (levels, clients) nested ground-truth groups
+    distributions: int = 0  # ground-truth distributions with held-out samples
     compared_rounds: tuple[int, ...] = ()  # after which client models are written down
     compared_clients: int = 200
     plugins: tuple[str, ...] = ()  # modules that register what is looked up here
 
     def context(self) -> Context:
-        """What the strategy may know."""
+        """What the method may know."""
         return Context(
             clients=self.clients,
             clusters=self.clusters,
@@ -82,67 +82,63 @@ class Server:
     def __init__(self, setup: ServerSetup, fleet: Fleet, state: dict[str, Any] | None = None) -> None:
         self.setup, self.fleet = setup, fleet
         load_plugins(setup.plugins)
-        self.strategy: Strategy
-        if setup.ensemble:
-            self.strategy = build_ensemble(setup.ensemble, setup.combine, setup.options, setup.context())
-        else:
-            self.strategy = build(setup.method, setup.options, setup.context())
+        self.method: AnyMethod = assemble(
+            setup.method, setup.ensemble, setup.combine, setup.options, setup.context()
+        )
         held = held_out(setup.clients, setup.holdout_clients, setup.seed)
         self.population = np.setdiff1d(np.arange(setup.clients), held)  # who may ever train
         self.held_out = held
         fleet.set_population(self.population)
         fleet.begin(0)
-        self.strategy.begin(fleet)
+        self.method.setup(fleet)
         if state is not None:
-            self.strategy.load_state(state)
+            self.method.load_state(state)
         fleet.begin(0)
 
     def run_round(self, round: int) -> RoundReport:
         """One communication round, committed before this returns."""
         started = time.perf_counter()
-        setup, strategy, fleet = self.setup, self.strategy, self.fleet
+        setup, method, fleet = self.setup, self.method, self.fleet
         chosen = participants(setup.participation, self.population, setup.seed, round)
         fleet.begin(round, chosen.step_share)
-        before = strategy.assignment
-        strategy.run_round(fleet.select(chosen.ids), round)
+        before = method.assignment
+        method.round(fleet.select(chosen.ids), round)
         metrics: dict[str, Any] = {
             "participants": len(chosen.ids),
             "missing": len(chosen.missing),
             "dropped": len(fleet.dropped),
             "federated_objective": self._federated_objective(),
             **fleet.cost(len(chosen.ids), self._one_training(chosen)),
-            **strategy.report,
+            **method.report,
         }
-        if strategy.assignment is not None:
-            metrics |= clustering_metrics(
-                strategy.assignment, before, setup.groups, strategy.K, setup.plugins
-            )
+        if method.assignment is not None:
+            metrics |= clustering_metrics(method.assignment, before, setup.groups, method.K, setup.plugins)
             if setup.levels is not None:
                 metrics["ari_by_level"] = [
-                    clustering_metrics(strategy.assignment, None, level, strategy.K)["ari"]
+                    clustering_metrics(method.assignment, None, level, method.K)["ari"]
                     for level in setup.levels
                 ]
-        table, records = None, dict(strategy.records)
+        table, records = None, dict(method.records)
         if round % setup.evaluation.every == 0 or round == setup.rounds:
             table = self._evaluate(metrics)
             records |= self._centres(metrics)
         if round in setup.compared_rounds:
             records |= client_models(fleet, setup.compared_clients)
-        events = [*fleet.events, *strategy.events, *self._cluster_events(before if round > 1 else None)]
+        events = [*fleet.events, *method.events, *self._cluster_events(before if round > 1 else None)]
         events += self._data_events() if round == 1 else []
         seconds = dict(fleet.seconds)
         events += fleet.commit()
         seconds["round"] = time.perf_counter() - started
-        assignment = None if strategy.assignment is None else strategy.assignment.copy()
+        assignment = None if method.assignment is None else method.assignment.copy()
         return RoundReport(round, metrics, table, assignment, seconds, events=events, records=records)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold of the server."""
-        return self.strategy.save_state()
+        return self.method.save_state()
 
     def models(self) -> dict[str, npt.NDArray[np.float32]]:
         """The models the server holds."""
-        return self.strategy.all_models()
+        return self.method.models()
 
     def _one_training(self, chosen: Participants) -> float:
         """Samples that FedAvg would train on with these participants."""
@@ -160,13 +156,13 @@ class Server:
     def _evaluate(self, metrics: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         """Fill `metrics` and return the table of clients."""
         setup, fleet = self.setup, self.fleet.select(np.arange(self.setup.clients))
-        prediction = self.strategy.predict(fleet)
+        prediction = self.method.prediction(fleet)
         columns = fleet.evaluate(prediction, "test")
         table = {"client": columns.pop("client"), "train_samples": setup.sizes}
         if setup.groups is not None:
             table["group"] = setup.groups
-        if self.strategy.assignment is not None:
-            table["cluster"] = self.strategy.assignment
+        if self.method.assignment is not None:
+            table["cluster"] = self.method.assignment
         if len(self.held_out):
             table["held_out"] = np.isin(table["client"], self.held_out)
         table |= columns
@@ -186,7 +182,7 @@ class Server:
 
         `centre_accuracy` or `centre_mse`: a row per distribution, a column per model; all metrics go to a record.
         """
-        centres = self.strategy.centre_models() if self.setup.distributions else []
+        centres = self.method.centre_models() if self.setup.distributions else []
         if not centres:
             return {}
         rows = self.fleet.measure(centres, self.setup.distributions)
@@ -199,27 +195,24 @@ class Server:
         return {"centres": {"distribution": distribution, "centre": centre, **columns}}
 
     def _summary(self, columns: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
-        """Figures over the clients that train, and over those held out (`holdout_...`)."""
+        """Metrics over the clients that train, and over those held out (`holdout_...`)."""
         weights = self.setup.sizes if self.setup.evaluation.weights == "train" else columns["samples"]
 
         def over(ids: npt.NDArray[np.int64]) -> dict[str, Any]:
             return summarise({name: column[ids] for name, column in columns.items()}, weights[ids])
 
-        figures = over(self.population)
+        metrics = over(self.population)
         if len(self.held_out):
-            figures |= {f"holdout_{name}": value for name, value in over(self.held_out).items()}
-        return figures
+            metrics |= {f"holdout_{name}": value for name, value in over(self.held_out).items()}
+        return metrics
 
     def _clusterability(self, fleet: Fleet) -> dict[str, Any]:
         """The thesis's B (3.18): the largest ||mean gradient of the cluster - own|| / ||mean gradient||."""
-        strategy = self.strategy
-        labels = np.zeros(len(fleet.ids), np.int64)
-        clusters = 1
-        if strategy.clustered:
-            labels, clusters = strategy.labels(fleet), strategy.K  # type: ignore[attr-defined]
-        gradients = fleet.gradients(
-            strategy.gradient_point(fleet), on_top_of=getattr(strategy, "underlay", None)
-        )
+        labels, clusters = self.method.labels(fleet), self.method.K
+        if labels is None:
+            labels, clusters = np.zeros(len(fleet.ids), np.int64), 1
+        at, under = self.method.gradient_point(fleet)
+        gradients = fleet.gradients(at, on_top_of=under)
         weights = self.setup.sizes[fleet.ids] * gradients.arrived
         present = [k for k in range(clusters) if weights[labels == k].sum() > 0]
         rows = np.full(clusters, -1)
@@ -251,16 +244,16 @@ class Server:
         return events
 
     def _cluster_events(self, before: npt.NDArray[np.int64] | None) -> list[str]:
-        """Empty clusters, clusters of one and collapses, told when they happen and not every round after."""
-        if self.strategy.assignment is None or (self.strategy.assignment == UNASSIGNED).all():
+        """Empty clusters, clusters of one and collapses, reported when they happen and not every round after."""
+        if self.method.assignment is None or (self.method.assignment == UNASSIGNED).all():
             return []
-        clusters = self.strategy.K
-        now = _sizes(self.strategy.assignment, clusters)
+        clusters = self.method.K
+        now = _sizes(self.method.assignment, clusters)
         then = None if before is None or (before == UNASSIGNED).all() else _sizes(before, clusters)
         events = []
         for k in np.flatnonzero(now == 0):
             if then is None or then[k] > 0:
-                events.append(f"Cluster {k} is empty: {self.strategy.when_empty}.")
+                events.append(f"Cluster {k} is empty: {self.method.when_empty}.")
         if len(single := np.flatnonzero((now == 1) & (True if then is None else then != 1))):
             events.append(_one_client(single.tolist()))
         if (now > 0).sum() == 1 < clusters and (then is None or (then > 0).sum() > 1):

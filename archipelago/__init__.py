@@ -6,14 +6,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from archipelago.experiments.new_clients import Newcomer, adopt
+    from archipelago.experiments.new_clients import NewClient, adopt
     from archipelago.runs.reader import open_run
 
-__all__ = ["Newcomer", "adopt", "open_run"]
+__all__ = ["NewClient", "adopt", "open_run"]
 
 # Where each name is defined: imported when it is asked for, so that help and mistakes are answered at once.
 _HOMES = {
-    "Newcomer": "archipelago.experiments.new_clients",
+    "NewClient": "archipelago.experiments.new_clients",
     "adopt": "archipelago.experiments.new_clients",
     "open_run": "archipelago.runs.reader",
 }

@@ -175,9 +175,9 @@ def compare(method: str, workload: Workload, rounds: int) -> dict[str, Any]:
     settings = [f"method={method}", f"clusters={CLUSTERS}", "fleet.backend=in_process"]
     settings += ["cam.warmup=0", f"cam.lam={LAM}"] if "cam" in method else []
     session = InProcessSession(workload.plan(*settings))
-    strategy = session.server.strategy
+    strategy = session.server.method
     shared = strategy.addons[0].shared if "cam" in method else None  # type: ignore[attr-defined]
-    bare = Bare(workload, strategy.clusters.values, shared)  # type: ignore[attr-defined]
+    bare = Bare(workload, strategy.base.clusters.values, shared)  # type: ignore[attr-defined]
     seconds: dict[str, list[float]] = {"platform": [], "bare": []}
     processor: dict[str, list[float]] = {"platform": [], "bare": []}
     difference = 0.0
@@ -191,7 +191,7 @@ def compare(method: str, workload: Workload, rounds: int) -> dict[str, Any]:
             seconds[side].append(time.perf_counter() - started)
             processor[side].append(cpu_seconds([os.getpid()]) - before)
         if round == 1:
-            ours = strategy.clusters.values  # type: ignore[attr-defined]
+            ours = strategy.base.clusters.values  # type: ignore[attr-defined]
             difference = float(np.max(np.abs(ours - bare.models.numpy())))
     session.close()
     return {

@@ -47,7 +47,7 @@ def weights(method: str, split: str, seed: int, *smaller: str) -> tuple[Shares, 
     for round in range(1, config.rounds + 1):
         session.run_round(round)
         if round in (*SHOWN, config.rounds):
-            found[round] = np.array(session.server.strategy.mixture)  # type: ignore[attr-defined]  # both have one
+            found[round] = np.array(session.server.method.base.mixture)  # type: ignore[attr-defined]  # both have one
     return truth / truth.sum(axis=1, keepdims=True), found
 
 

@@ -488,11 +488,19 @@ def _listing(kind: str) -> Iterable[tuple[str, list[tuple[str, ...]]]]:
     from archipelago.experiments.config import full_schema
 
     if kind == "methods":
-        from archipelago.strategies import ADDONS, METHODS
+        from archipelago.strategies import ADDONS, AGGREGATION, CLUSTERING, METHODS
 
         yield "Methods (method=NAME)", [(entry.name, entry.about) for entry in METHODS.values()]
         if ADDONS:
             yield "Add-ons (method=BASE+NAME)", [(entry.name, entry.about) for entry in ADDONS.values()]
+        yield (
+            "Aggregation rules (aggregation=NAME)",
+            [(each.name, each.about) for each in AGGREGATION.values()],
+        )
+        yield (
+            "Clustering rules (METHOD.clustering=NAME)",
+            [(each.name, each.about) for each in CLUSTERING.values()],
+        )
     elif kind == "data":
         from archipelago.data import DATASETS
 

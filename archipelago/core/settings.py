@@ -172,16 +172,9 @@ class ParticipationSettings:
 
 @dataclass
 class AggregationSettings:
-    """`aggregation=median aggregation.trim=...`: how the models of a cluster become one."""
+    """`aggregation=NAME`: how the models of a cluster become one; options of a rule stand beside it."""
 
-    name: str = setting(
-        "mean",
-        "mean, or a rule that survives odd clients; matched averages neurons after matching them",
-        choices=("mean", "trimmed_mean", "median", "median_of_means", "matched"),
-    )
-    trim: float = setting(0.2, "trimmed_mean: share cut from each side", at_least=0, below=0.5)
-    batches: int = setting(10, "median_of_means: number of bootstrap batches", at_least=1)
-    sweeps: int = setting(2, "matched: passes over the clients", at_least=1)
+    name: str = setting("mean", "the mean, or a rule that survives odd clients (see `list`)")
 
 
 @dataclass

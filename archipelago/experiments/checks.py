@@ -132,7 +132,8 @@ def _check_method(config: ExperimentSettings) -> None:
     if config.choose_clusters and (config.ensemble or not bases[0].clustered):
         raise UserError(
             f"Expected a clustered method with clusters=auto, got {quote(config.ensemble or config.method)}: "
-            "use a method such as ifca, fesem or wecfl, or set clusters yourself."
+            f"use {', '.join(name for name, each in METHODS.items() if each.value.clustered)}, or set clusters "
+            "yourself."
         )
     if any(base.clustered for base in bases) and config.clusters > config.clients:
         raise UserError(
@@ -142,21 +143,26 @@ def _check_method(config: ExperimentSettings) -> None:
     check_settings_of_methods(config, [])
 
 
-def check_settings_of_methods(config: ExperimentSettings, groups: Any) -> None:
-    """Refuse what a method cannot be run with; `groups` are the planted ones, empty before the data is there."""
-    from archipelago.strategies import METHODS, Context, expand, parse_method
+def check_settings_of_methods(config: ExperimentSettings, groups: Any, outputs: int | None = None) -> None:
+    """Refuse what a method cannot be run with; `groups` are the ground truth's, empty before the data is there."""
+    from archipelago.strategies import Context, check_options, expand
 
     context = Context(
-        clients=config.clients, clusters=config.clusters, groups=groups, aggregation=config.aggregation
+        clients=config.clients,
+        clusters=config.clusters,
+        groups=groups,
+        outputs=outputs,
+        aggregation=config.aggregation,
     )
     for member in expand(config.ensemble) or [config.method]:
-        entry = METHODS.entry(parse_method(member, config.clusters)[0])
-        entry.value.check(options(config).get(entry.section) or entry.options(), context)
+        check_options(member, options(config), context)
 
 
 def _check_names(config: ExperimentSettings) -> None:
     from archipelago.data import DATASETS, PARTITIONS
+    from archipelago.strategies import AGGREGATION
 
+    AGGREGATION.find(config.aggregation.name)
     DATASETS.find(config.data.name)
     PARTITIONS.find(config.partition.name)
     if config.model.name != "auto":
@@ -193,12 +199,7 @@ def _check_target(config: ExperimentSettings) -> None:
 
 def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], classes: int | None) -> None:
     """Refuse a network that cannot take the data's samples, before anything is started or written."""
-    contrast = options(config).get("con")
-    if contrast is not None and contrast.form == "rep" and classes in (None, 1):
-        raise UserError(
-            "Expected data with several classes for con.form=rep, got a model with one output: the cosine of two "
-            "numbers is 1 or -1 and teaches nothing; use con.form=para."
-        )
+    check_settings_of_methods(config, [], outputs=classes or 1)
     if config.model.target is not None:
         from lightning_modules.base import build_module
 

@@ -21,6 +21,7 @@ from archipelago.core.vocabulary import built_in
 from archipelago.data import Federation, build_federation
 from archipelago.experiments.config import options
 from archipelago.experiments.plan import make_plan
+from archipelago.strategies import parts_of
 
 SAMPLED_CLIENTS = 100
 ROUNDS = 3
@@ -62,10 +63,10 @@ def choose_clusters(
         raise UserError(
             "Choosing clusters takes one clustered method, got an ensemble: choose for a member, then set clusters."
         )
-    base = config.method.partition("+")[0]
-    if base == "cfl":  # three rounds are over before it first splits: every K would come to the same
+    base = parts_of(config.method)[0]
+    if base.value.grows:  # three rounds are over before it first splits: every K would come to the same
         raise UserError(
-            "Expected a method that starts with its clusters, got cfl, which finds their number by splitting: set "
+            f"Expected a method that starts with its clusters, got {base.name}, which finds their number itself: set "
             "clusters to the most it may make."
         )
     most = min(LARGEST, config.clients // 2)
@@ -95,12 +96,14 @@ def _sampled(federation: Federation, seed: int) -> Federation:
     return federation.only(kept)
 
 
-def _with_warm_up(config: ExperimentSettings) -> dict[str, Any]:
-    """CAM's options for a trial: a share of so few rounds may be none, and CAM is not CAM without its warm-up."""
-    cam = options(config).get("cam")
-    if cam is None or "cam" not in config.method.split("+") or not cam.warmup:
-        return {}
-    return {"cam": dataclasses.replace(cam, warmup=max(cam.warmup, 1 / ROUNDS))}
+def _for_few_rounds(config: ExperimentSettings) -> dict[str, Any]:
+    """The options of add-ons for a trial, which has few rounds."""
+    sections, addons = options(config), parts_of(config.method)[1:]
+    return {
+        addon.section: addon.value.for_few_rounds(sections[addon.section], ROUNDS)
+        for addon in addons
+        if addon.section in sections
+    }
 
 
 def _try(config: ExperimentSettings, federation: Federation, clusters: int) -> Trial:
@@ -114,7 +117,7 @@ def _try(config: ExperimentSettings, federation: Federation, clusters: int) -> T
         rounds=ROUNDS,
         fleet=fleet,
         holdout_clients=0.0,
-        **_with_warm_up(config),
+        **_for_few_rounds(config),
     )
     session = InProcessSession(make_plan(tried, federation))
     metrics = [session.run_round(round) for round in range(1, ROUNDS + 1)][-1].metrics

@@ -86,12 +86,12 @@ def _without_foreign_options(
     kept = dict(file)
     for key, given in {**file, **overrides}.items():
         section = key.split(".")[0]
-        if section in core_sections() or section in parts:
+        if section in core_sections() or section in parts or not _of_a_method(section):
             continue
         if key in overrides or own is method or section not in method_parts(own.value):
             from archipelago.strategies import ADDONS  # imports torch: only when it is needed
 
-            base = method.value if method.key == "method" else "ifca"
+            base = method.value if method.key == "method" else "BASE"
             instead = f"{base}+{section}" if section in ADDONS else section
             raise UserError(
                 f"Expected options of the {method.key} {quote(method.value)} only, got {key}={given.shown}: "
@@ -99,6 +99,13 @@ def _without_foreign_options(
             )
         del kept[key]
     return kept
+
+
+def _of_a_method(section: str) -> bool:
+    """Whether a section holds options of a method or an add-on, and not of something that methods choose from."""
+    from archipelago.strategies import ADDONS, METHODS
+
+    return any(entry.section == section for registry in (METHODS, ADDONS) for entry in registry.values())
 
 
 def _chosen(given: dict[str, Given]) -> Given | None:

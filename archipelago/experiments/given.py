@@ -69,6 +69,7 @@ _CHOOSES = {
     **dict.fromkeys(("aggregation", "aggregation.name"), ("aggregation rule",)),
     "sampler": ("sampler",),
     "scheduler": ("scheduler",),
+    "clustering": ("clustering rule",),  # an option of several methods
     "callbacks": ("callback",),
     "loggers": ("logger",),
 }
@@ -80,7 +81,8 @@ def import_named(content: Mapping[Any, Any]) -> None:
     if isinstance(plugins, list):  # anything else is refused with the other wrong types
         load_plugins([str(name) for name in plugins])
     for key, text in _texts(content, ""):
-        kinds = _CHOOSES.get(key.removeprefix("sweep."), ())
+        name = "clustering" if key.endswith(".clustering") else key.removeprefix("sweep.")
+        kinds = _CHOOSES.get(name, ())
         paths = [part for part in re.split(r"[+*]", text) if IMPORT_PATH.fullmatch(part)] if kinds else []
         if paths:
             load_built_in()

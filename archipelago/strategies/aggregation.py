@@ -18,64 +18,178 @@ without any keeps its model.
 
 The coordinate rules need all values of a coordinate at once: they gather columns in pieces, in id order and under
 a memory cap.
+
+A rule is a function of `Uploads` that is registered, or named by its import path: `aggregation=my_module.my_rule`.
+
+    def middle(uploads: Uploads) -> Models:
+        return uploads.by_coordinate(lambda values: np.quantile(values, 0.4, axis=0))
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
-from archipelago.core.settings import AggregationSettings
+from archipelago.core.registry import Registry
+from archipelago.core.settings import AggregationSettings, setting
 from archipelago.strategies.interface import Handle
-from archipelago.strategies.matching import chain, matched_means
 from archipelago.strategies.parameters import Matrix, ModelSpec
 from archipelago.strategies.references import Indices, Models
 
-
-def check_rule(options: AggregationSettings, spec: ModelSpec) -> None:
-    """Refuse a rule that cannot work with this network, before the first round."""
-    if options.name == "matched":
-        chain(spec)
+Values = Matrix | npt.NDArray[np.float64]
 
 
-def aggregate(
-    theta: Handle,
-    by: Indices,
-    clusters: int,
-    weights: npt.NDArray[np.float64],
-    otherwise: Models,
-    options: AggregationSettings,
-    spec: ModelSpec,
-    *,
-    seed: int = 0,
-    round: int = 0,
-) -> Models:
-    """The aggregate of each cluster `by`; an empty one keeps `otherwise`."""
-    if options.name == "mean":
-        return theta.average(by=by, weights=weights, clusters=clusters, otherwise=otherwise)
-    counts = theta.arrived & (weights > 0)
-    members = [np.flatnonzero((by == k) & counts) for k in range(clusters)]
-    values = otherwise.values.copy()
-    if options.name == "matched":
-        matched_means(values, theta, members, weights, spec, options.sweeps)
-    elif options.name == "median_of_means":
-        for k, rows in enumerate(members):
-            if len(rows):
-                rng = generator(seed, "median of means", round=round, client=k)
-                batches = bootstrap(rows, weights, options.batches, rng)
-                values[k] = trimmed_mean(theta.combine(batches).values, 0.5)
-    else:
-        share = 0.5 if options.name == "median" else options.trim
-        for columns, table in theta.chunks():
+@dataclass(frozen=True)
+class Uploads:
+    """What a rule sees: the models that clients made in a round, and the cluster that each counts for."""
+
+    theta: Handle
+    by: Indices  # a cluster for each client of `theta`; negative: none
+    weights: npt.NDArray[np.float64]
+    otherwise: Models  # one model for each cluster: what a cluster without clients keeps
+    spec: ModelSpec
+    seed: int = 0
+    round: int = 0
+    options: Any = None  # of the rule
+
+    @property
+    def members(self) -> list[Indices]:
+        """Of each cluster, the rows of `theta` that arrived and weigh something."""
+        counts = self.theta.arrived & (self.weights > 0)
+        return [np.flatnonzero((self.by == k) & counts) for k in range(len(self.otherwise))]
+
+    def by_coordinate(self, rule: Callable[[Values], Values]) -> Models:
+        """`rule` turns the (m, columns) values of a cluster into (columns,); it sees a piece of the model at a time."""
+        values, members = self.otherwise.values.copy(), self.members
+        for columns, table in self.theta.chunks():
             for k, rows in enumerate(members):
                 if len(rows):
-                    values[k, columns] = trimmed_mean(table[rows], share)
-    values.flags.writeable = False
-    return Models(values)
+                    values[k, columns] = rule(table[rows])
+        return Models(values)
+
+    def by_cluster(self, rule: Callable[[int, Indices], Values]) -> Models:
+        """`rule` gives the whole model of cluster k from the rows of its members."""
+        values = self.otherwise.values.copy()
+        for k, rows in enumerate(self.members):
+            if len(rows):
+                values[k] = rule(k, rows)
+        return Models(values)
 
 
-def trimmed_mean(values: Matrix | npt.NDArray[np.float64], share: float) -> npt.NDArray[np.float64]:
+AGGREGATION: Registry[Callable[[Uploads], Models]] = Registry("aggregation rule", section="aggregation")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule with its options, and what it declares: `mean`, `reorders` and `check` where it is registered."""
+
+    name: str
+    apply: Callable[[Uploads], Models]
+    options: Any = None
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def chosen(cls, settings: AggregationSettings) -> Rule:
+        """The rule that `aggregation=...` names."""
+        entry = AGGREGATION.entry(settings.name)
+        return cls(entry.name, entry.value, entry.options_from(settings), entry.capabilities)
+
+    def __call__(self, uploads: Uploads) -> Models:
+        return self.apply(replace(uploads, options=self.options))
+
+    @property
+    def mean(self) -> bool:
+        """Whether it is the weighted mean, for which partial sums will do."""
+        return bool(self.capabilities.get("mean", False))
+
+    @property
+    def reorders(self) -> bool:
+        """Whether it may put neurons into another order."""
+        return bool(self.capabilities.get("reorders", False))
+
+    def check(self, spec: ModelSpec) -> None:
+        """Refuse a network that the rule cannot work with, before the first round."""
+        if "check" in self.capabilities:
+            self.capabilities["check"](spec)
+
+
+def refuse_reordering(settings: AggregationSettings, beside: str, why: str) -> None:
+    """Refuse a rule that puts neurons into another order, where something does not follow."""
+    rule = Rule.chosen(settings)
+    if rule.reorders:
+        names = [name for name, entry in AGGREGATION.items() if not entry.capabilities.get("reorders", False)]
+        raise UserError(
+            f"Expected aggregation={', '.join(names[:-1])} or {names[-1]} with {beside}, got {rule.name}: {why}; use "
+            "one of those."
+        )
+
+
+@AGGREGATION.register("mean", "the mean, weighted as `weights` says", label="mean", mean=True)
+def mean(uploads: Uploads) -> Models:
+    """sum_i w_i theta_i / sum_i w_i."""
+    clusters, otherwise = len(uploads.otherwise), uploads.otherwise
+    found = uploads.theta.average(
+        by=uploads.by, weights=uploads.weights, clusters=clusters, otherwise=otherwise
+    )
+    assert isinstance(found, Models)
+    return found
+
+
+@dataclass
+class TrimmedMeanOptions:
+    """`aggregation.trim=...`"""
+
+    trim: float = setting(0.2, "trimmed_mean: share cut from each side", at_least=0, below=0.5)
+
+
+@AGGREGATION.register(
+    "trimmed_mean",
+    "per coordinate, a share cut from each side (Yin et al. 2018)",
+    label="trimmed mean",
+    options=TrimmedMeanOptions,
+)
+def trimmed_means(uploads: Uploads) -> Models:
+    """The trimmed mean of each coordinate."""
+    return uploads.by_coordinate(lambda values: trimmed_mean(values, uploads.options.trim))
+
+
+@AGGREGATION.register("median", "per coordinate (Yin et al. 2018)", label="median")
+def medians(uploads: Uploads) -> Models:
+    """The median of each coordinate."""
+    return uploads.by_coordinate(lambda values: trimmed_mean(values, 0.5))
+
+
+@dataclass
+class MedianOfMeansOptions:
+    """`aggregation.batches=...`"""
+
+    batches: int = setting(10, "median_of_means: number of bootstrap batches", at_least=1)
+
+
+@AGGREGATION.register(
+    "median_of_means",
+    "per coordinate, over means of bootstrap batches of clients (Xie et al. 2022)",
+    label="median of means",
+    options=MedianOfMeansOptions,
+)
+def medians_of_means(uploads: Uploads) -> Models:
+    """The median of the weighted means of bootstrap batches."""
+
+    def of_cluster(k: int, rows: Indices) -> Values:
+        rng = generator(uploads.seed, "median of means", round=uploads.round, client=k)
+        batches = bootstrap(rows, uploads.weights, uploads.options.batches, rng)
+        return trimmed_mean(uploads.theta.combine(batches).values, 0.5)
+
+    return uploads.by_cluster(of_cluster)
+
+
+def trimmed_mean(values: Values, share: float) -> npt.NDArray[np.float64]:
     """The mean of each column without the `share` lowest and highest of its values; 0.5 is the median.
 
     >>> trimmed_mean(np.array([[9.0], [1.0], [2.0], [3.0], [-9.0]]), 0.2).tolist()

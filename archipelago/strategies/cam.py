@@ -24,15 +24,16 @@ parameter-based ones; until it ends clients predict with the part that is being 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from archipelago.core.settings import setting
-from archipelago.strategies.base import ADDONS, Addon, ClusteredModels, Strategy
+from archipelago.strategies.addon import ADDONS, Addon
+from archipelago.strategies.base import ClusteredModels, Strategy, bases_of
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.parameters import Vector
 from archipelago.strategies.penalties import Penalty, Proximal
@@ -59,11 +60,12 @@ class CAMOptions:
 @ADDONS.register(
     "cam", "a shared global model under the clusters, logits added (Ma et al. 2023)", label="CAM"
 )
-class CAM(Addon):
+class CAM(Addon[ClusteredModels]):
     """F_i = h(Theta_g) + f(Theta_c(i))."""
 
     Options = CAMOptions
     takes_round = True
+    additive = True
     state = ("shared",)
     shared: Vector
 
@@ -72,15 +74,24 @@ class CAM(Addon):
         if not issubclass(base, ClusteredModels):
             return (
                 "CAM adds a shared model under one cluster model per client, which this base does not have; "
-                "use a clustered base such as ifca, fesem or wecfl."
+                f"use a clustered base: {bases_of(ClusteredModels)}."
             )
         return None
 
-    def setup(self, base: Any, fleet: FleetView) -> None:
+    @classmethod
+    def for_few_rounds(cls, options: CAMOptions, rounds: int) -> CAMOptions:
+        """A share of few rounds may be none, and CAM is not CAM without its warm-up."""
+        return (
+            dataclasses.replace(options, warmup=max(options.warmup, 1 / rounds))
+            if options.warmup
+            else options
+        )
+
+    def setup(self, base: ClusteredModels, fleet: FleetView) -> None:
         self.shared = fleet.initial(1, "initial shared model")[0]
         self.restored(base)
 
-    def restored(self, base: Any) -> None:
+    def restored(self, base: ClusteredModels) -> None:
         base.underlay = None if self.warming(base) else self.shared
 
     @property
@@ -88,11 +99,11 @@ class CAM(Addon):
         """Rounds of warm-up."""
         return int(self.options.warmup * self.context.rounds + 1e-9)
 
-    def warming(self, base: Any) -> bool:
+    def warming(self, base: ClusteredModels) -> bool:
         """Whether this round is still warm-up."""
         return base.number <= self.beta and self.beta > 0
 
-    def round(self, base: Any, fleet: FleetView) -> None:
+    def round(self, base: ClusteredModels, fleet: FleetView) -> None:
         if self.warming(base):
             base.underlay = None
             self.warm_up(base, fleet)
@@ -111,7 +122,7 @@ class CAM(Addon):
         self.shared = base.average(theta_0, fleet, otherwise=self.shared)  # (9)
         base.underlay = self.shared
 
-    def train_both(self, base: Any, fleet: FleetView, c: Indices) -> tuple[Handle, Handle]:
+    def train_both(self, base: ClusteredModels, fleet: FleetView, c: Indices) -> tuple[Handle, Handle]:
         """Both local trainings of a client, by the schedule."""
         if self.options.schedule == "global_first":
             theta_0 = self.train_shared(fleet, base.clusters[c])
@@ -122,9 +133,9 @@ class CAM(Addon):
 
     def train_shared(self, fleet: FleetView, fixed: Reference | None) -> Handle:
         """theta_i^0 from Theta_g, on top of the client's cluster part."""
-        return fleet.train(start=self.shared, on_top_of=fixed, slot="shared")
+        return fleet.train(start=self.shared, on_top_of=fixed, slot="shared", compared=False)
 
-    def warm_up(self, base: Any, fleet: FleetView) -> None:
+    def warm_up(self, base: ClusteredModels, fleet: FleetView) -> None:
         """FedAvg for Theta_g (loss-based bases), or local training alone for theta_i (parameter-based)."""
         if base.by_loss:
             self.shared = base.average(self.train_shared(fleet, None), fleet, otherwise=self.shared)
@@ -137,19 +148,19 @@ class CAM(Addon):
             base.update(fleet, theta, c)
             fleet.everyone.forget(WARM)
 
-    def own(self, base: Any) -> Private:
+    def own(self, base: ClusteredModels) -> Private:
         """A client's own model during a parameter-based warm-up."""
         return Private(WARM, default=base.clusters[0])
 
-    def penalties(self, base: Any, fleet: FleetView, c: Indices | None) -> list[Penalty]:
+    def penalties(self, base: ClusteredModels, fleet: FleetView, c: Indices | None) -> list[Penalty]:
         if base.by_loss or not self.options.lam or c is None:
             return []
         return [Proximal(self.options.lam, base.clusters[c])]  # (12)
 
-    def prediction(self, base: Any, fleet: FleetView, prediction: Prediction) -> Prediction:
+    def prediction(self, base: ClusteredModels, fleet: FleetView, prediction: Prediction) -> Prediction:
         return prediction if self.warming(base) else Prediction([*prediction.models, self.shared])  # (1)
 
-    def predicts_alone(self, base: Any, fleet: FleetView) -> Prediction | None:
+    def predicts_alone(self, base: ClusteredModels, fleet: FleetView) -> Prediction | None:
         if not self.warming(base):
             return None
         if base.by_loss:

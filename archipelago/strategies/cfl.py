@@ -27,7 +27,7 @@ next; a half is not split again in the round that made it.
 Partial participation: a cluster is split on the updates that arrived in the round. Its other clients wait at the split:
 they belong to neither half until they take part again, when they join the one of least loss (or, where that was
 split meanwhile, the one of least loss among what became of it); until then they predict with it. Clients that were
-never seen wait at the root. So the halves divide the client ids of their parent. The paper has newcomers descend the
+never seen wait at the root. So the halves divide the client ids of their parent. The paper has new clients descend the
 tree by the similarity of an update made at each split's cached model instead, which takes as many local
 trainings as the tree is deep.
 Not taken over: the notebook's learning rate decay of 1% a round.
@@ -78,7 +78,8 @@ class CFL(ClusteredModels):
     """FedAvg in clusters; a cluster at rest whose clients are not is split."""
 
     Options = CFLOptions
-    by_loss = True  # as newcomers do; CAM then warms its shared model up: one cluster has nothing to warm
+    grows = True
+    by_loss = True  # as new clients do; a shared model is then warmed up: one cluster has nothing to warm
     state = ("clusters", "K", "parents", "waiting", "scale")
     per_client: ClassVar[dict[str, float]] = {"assignment": UNASSIGNED, "waiting": ROOT}
     parents: Indices  # the cluster that each cluster was split off from

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,8 @@ from torch import Tensor
 
 from archipelago.core.errors import UserError
 from archipelago.core.settings import setting
-from archipelago.strategies.base import ADDONS, Addon, ClusteredModels, Strategy
+from archipelago.strategies.addon import ADDONS, Addon
+from archipelago.strategies.base import ClusteredModels, Strategy, bases_of
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.parameters import Vector, normalised_rows, weighted_sums
 from archipelago.strategies.penalties import Penalty, part
@@ -48,7 +48,7 @@ class CKSOptions:
 @ADDONS.register(
     "cks", "knowledge sharing: a pull towards the mean of all clusters (thesis ch. 5)", label="CKS"
 )
-class CKS(Addon):
+class CKS(Addon[ClusteredModels]):
     """(lambda / 2) S in the local objective."""
 
     Options = CKSOptions
@@ -56,31 +56,29 @@ class CKS(Addon):
     @classmethod
     def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
         if not issubclass(base, ClusteredModels):
-            return (
-                "it shares between cluster models, which this base does not have; use ifca, fesem or wecfl."
-            )
+            return f"it shares between cluster models, which this base does not have; use {bases_of(ClusteredModels)}."
         return None
 
-    def setup(self, base: Any, fleet: FleetView) -> None:
-        if not len(self.columns(base, fleet)):
+    def setup(self, base: ClusteredModels, fleet: FleetView) -> None:
+        if not len(self.columns(fleet)):
             raise UserError(
-                "con and cks together share the backbone of a model, and this one has none (every layer is fully "
-                "connected): use a convolutional model such as model=cnn_digits, or leave con or cks out."
+                f"cks beside {' and '.join(self.on_heads)} shares the backbone of a model, and this one has none "
+                "(every layer is fully connected): use a convolutional model, or leave one of them out."
             )
 
-    def columns(self, base: Any, fleet: FleetView) -> npt.NDArray[np.int64]:
-        """What is shared: all parameters, or the backbone where `con` contrasts the head."""
-        contrasts = any(
-            type(addon).__name__ == "CON" and addon.options.mu and addon.options.form == "para"
-            for addon in base.addons
-        )
-        part = "backbone" if contrasts else "parameters"
-        return fleet.spec.columns(part)
+    @property
+    def on_heads(self) -> list[str]:
+        """Add-ons that want the head to themselves (chapter 6: a contrast of parameters)."""
+        return [addon.name for addon in self.beside if addon.claims == "head"]
 
-    def penalties(self, base: Any, fleet: FleetView, c: Indices | None) -> list[Penalty]:
+    def columns(self, fleet: FleetView) -> npt.NDArray[np.int64]:
+        """What is shared: all parameters, or the backbone where another add-on acts on the head."""
+        return fleet.spec.columns("backbone" if self.on_heads else "parameters")
+
+    def penalties(self, base: ClusteredModels, fleet: FleetView, c: Indices | None) -> list[Penalty]:
         if not self.options.lam or c is None:
             return []
-        columns = self.columns(base, fleet)
+        columns = self.columns(fleet)
         shares = cluster_shares(base, fleet)
         if self.options.form == "global":
             mean = weighted_sums(list(base.clusters.values), shares[None])[0]  # Theta_g of (5.2)
@@ -90,9 +88,10 @@ class CKS(Addon):
         return [PairwisePull(self.options.lam, columns, base.clusters, PerClient(weights))]
 
 
-def cluster_shares(base: Any, fleet: FleetView) -> npt.NDArray[np.float64]:
+def cluster_shares(base: ClusteredModels, fleet: FleetView) -> npt.NDArray[np.float64]:
     """w_k: the share of all assigned data in each cluster; equal shares before the first assignment."""
     everyone = fleet.everyone
+    assert base.assignment is not None
     labels = base.assignment[everyone.ids]
     known = labels >= 0
     if not known.any():

@@ -1,12 +1,16 @@
 """Clustering of client models: K-means that repeats itself, and cluster ids that mean the same from round to round.
 
 Everything is float64, single-threaded and seeded, so that the same features give the same labels anywhere.
+
+A clustering rule is a function of a `ClusteringTask` that is registered, or named by its import path. It returns a
+label for each point, or a whole `Clustering`: `method=fesem fesem.clustering=my_module.my_rule`.
 """
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,8 +19,10 @@ from scipy.optimize import linear_sum_assignment
 from threadpoolctl import threadpool_limits
 
 from archipelago.core.randomness import generator
+from archipelago.core.registry import Registry
+from archipelago.core.settings import setting
 from archipelago.strategies.aggregation import trimmed_mean
-from archipelago.strategies.base import UNASSIGNED, ClusteredModels
+from archipelago.strategies.base import UNASSIGNED, ClusteredModels, Context
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.references import Indices, Models
 
@@ -33,6 +39,89 @@ class Clustering:
     objective: float
     distinct: int  # how many clusters the points could fill
     outlying: npt.NDArray[np.bool_] | None = None  # points that moved no centre
+
+
+@dataclass(frozen=True)
+class ClusteringTask:
+    """What a clustering rule sees."""
+
+    features: Features  # (n, d)
+    clusters: int
+    seed: int  # of this round: the only source of randomness
+    weights: npt.NDArray[np.float64] | None = None  # how much each point counts; None: equally
+    starts: int = 10  # of which the best is kept
+    centres: Points | None = None  # (clusters, d) to start from, where the method keeps the last round's
+    options: Any = None  # of the rule
+
+
+ClusteringRule = Callable[[ClusteringTask], "Clustering | Indices"]
+CLUSTERING: Registry[ClusteringRule] = Registry("clustering rule")
+
+
+def clustered(rule: str, task: ClusteringTask, context: Context, own: Any = None) -> Clustering:
+    """What `rule` makes of the points; `own` are a method's options for the rule that is its own."""
+    entry = CLUSTERING.entry(rule)
+    options = own if isinstance(own, entry.options) else context.options.get(entry.section)
+    found = entry.value(replace(task, options=options if options is not None else entry.options()))
+    return found if isinstance(found, Clustering) else from_labels(task, np.asarray(found, np.int64))
+
+
+def from_labels(task: ClusteringTask, labels: Indices) -> Clustering:
+    """The clustering of these labels, used ones first numbered from 0, with weighted means as centres.
+
+    >>> found = from_labels(ClusteringTask(np.array([[0.0], [2.0], [9.0]]), 3, seed=0), np.array([2, 2, 0]))
+    >>> found.labels.tolist(), found.centres.ravel().tolist(), found.distinct
+    ([1, 1, 0], [9.0, 1.0, 0.0], 2)
+    """
+    points = np.ascontiguousarray(task.features, np.float64)
+    weights = np.ones(len(points)) if task.weights is None else task.weights
+    used, labels = np.unique(labels, return_inverse=True)
+    if len(used) > task.clusters or len(labels) != len(points):
+        raise ValueError(
+            f"expected {len(points)} labels of at most {task.clusters} clusters, got {len(labels)} of {len(used)}"
+        )
+    centres = np.zeros((task.clusters, points.shape[1]))
+    for k in range(len(used)):
+        centres[k] = np.average(points[labels == k], axis=0, weights=weights[labels == k])
+    away = np.add.reduce((points - centres[labels]) ** 2, axis=1)
+    return Clustering(labels.astype(np.int64), centres, float(np.average(away, weights=weights)), len(used))
+
+
+@CLUSTERING.register("kmeans", "weighted K-means, the best of several starts", label="K-means")
+def kmeans_rule(task: ClusteringTask) -> Clustering:
+    """K-means by scikit-learn, in float64."""
+    return kmeans(
+        task.features,
+        task.clusters,
+        seed=task.seed,
+        weights=task.weights,
+        starts=task.starts,
+        centres=task.centres,
+    )
+
+
+@dataclass
+class TrimmedKMeansOptions:
+    """`trimmed_kmeans.outliers=...`"""
+
+    trim: float = setting(0.05, "share cut from each side of every coordinate of a centre; 0.5: the median",
+                          at_least=0, at_most=0.5)  # fmt: skip
+    outliers: float = setting(0.0, "share of the points, furthest from their centres, that moves no centre",
+                              at_least=0, below=0.5)  # fmt: skip
+
+
+@CLUSTERING.register(
+    "trimmed_kmeans",
+    "K-means that odd points cannot lead astray; counts points equally",
+    label="trimmed K-means",
+    options=TrimmedKMeansOptions,
+)
+def trimmed_kmeans_rule(task: ClusteringTask) -> Clustering:
+    """Lloyd's method with trimmed means as centres."""
+    trim, outliers = task.options.trim, task.options.outliers
+    return trimmed_kmeans(
+        task.features, task.clusters, seed=task.seed, trim=trim, outliers=outliers, starts=task.starts
+    )
 
 
 def kmeans(
@@ -174,7 +263,7 @@ def match_labels(previous: Indices, labels: Indices, clusters: int) -> Indices:
 class ByParameters(ClusteredModels):
     """The part that FeSEM and WeCFL share: train first, then K-means on what came out.
 
-    Options of such a method: `features` (part of the model that is clustered), `starts`, `warm`.
+    Options of such a method: `features` (part of the model that is clustered), `clustering`, `starts`, `warm`.
     """
 
     by_loss = False
@@ -183,6 +272,10 @@ class ByParameters(ClusteredModels):
     centres: npt.NDArray[np.float64] | None = None
     points: npt.NDArray[np.float32] | None = None  # what K-means last saw of each client, NaN where nothing
     outlying: npt.NDArray[np.bool_]  # of this round's clients that arrived, for methods that look for them
+
+    @classmethod
+    def check(cls, options: Any, context: Context) -> None:
+        CLUSTERING.find(options.clustering)
 
     def setup(self, fleet: FleetView) -> None:
         super().setup(fleet)
@@ -210,8 +303,8 @@ class ByParameters(ClusteredModels):
     def grouped(self, features: Features, weights: npt.NDArray[np.float64] | None, seed: int) -> Clustering:
         """The clusters of this round's models."""
         warm = self.centres if self.options.warm else None
-        starts = self.options.starts
-        return kmeans(features, self.K, seed=seed, weights=weights, starts=starts, centres=warm)
+        task = ClusteringTask(features, self.K, seed, weights, self.options.starts, warm)
+        return clustered(self.options.clustering, task, self.context)
 
     def settle(self, fleet: FleetView, theta: Handle, c: Indices) -> Indices:
         """K-means on the newest known point of every client seen so far; absent clients keep theirs."""

@@ -18,15 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from archipelago.core.errors import UserError
 from archipelago.core.settings import setting
-from archipelago.strategies.base import ADDONS, Addon, ClusteredModels, Strategy
+from archipelago.strategies.addon import ADDONS, Addon
+from archipelago.strategies.base import ClusteredModels, Context, Strategy, bases_of
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.penalties import Penalty, part
 from archipelago.strategies.references import Indices, Models, PerClient, Reference
@@ -44,7 +45,7 @@ class CONOptions:
 @ADDONS.register(
     "con", "contrast between clusters, on parameters or representations (thesis ch. 4)", label="CON"
 )
-class CON(Addon):
+class CON(Addon[ClusteredModels]):
     """mu T in the local objective."""
 
     Options = CONOptions
@@ -52,12 +53,25 @@ class CON(Addon):
     @classmethod
     def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
         if not issubclass(base, ClusteredModels):
-            return "it contrasts cluster models, which this base does not have; use ifca, fesem or wecfl."
+            return f"it contrasts cluster models, which this base does not have; use {bases_of(ClusteredModels)}."
         if clusters < 2:
             return f"a contrast needs at least two clusters, got clusters={clusters}; set clusters=2 or more."
         return None
 
-    def penalties(self, base: Any, fleet: FleetView, c: Indices | None) -> list[Penalty]:
+    @classmethod
+    def check(cls, options: CONOptions, context: Context) -> None:
+        if options.form == "rep" and context.outputs == 1:
+            raise UserError(
+                "Expected data with several classes for con.form=rep, got a model with one output: the cosine of two "
+                "numbers is 1 or -1 and teaches nothing; use con.form=para."
+            )
+
+    @property
+    def claims(self) -> str | None:
+        """(4.3) contrasts heads: chapter 6 leaves the backbone to whoever shares."""
+        return "head" if self.options.mu and self.options.form == "para" else None
+
+    def penalties(self, base: ClusteredModels, fleet: FleetView, c: Indices | None) -> list[Penalty]:
         if not self.options.mu or c is None:
             return []
         own = PerClient(np.asarray(c))

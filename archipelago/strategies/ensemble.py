@@ -18,9 +18,11 @@ import numpy.typing as npt
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
-from archipelago.strategies.base import METHODS, Context, NoOptions, Strategy, build, parse_method
+from archipelago.strategies.base import Context, Strategy
 from archipelago.strategies.interface import FleetView
-from archipelago.strategies.references import Merged, Prediction, Private, Reference
+from archipelago.strategies.method import AnyMethod, Method, build, parts_of
+from archipelago.strategies.parameters import Vector
+from archipelago.strategies.references import Indices, Merged, Prediction, Private, Reference
 
 
 def expand(members: list[str]) -> list[str]:
@@ -34,7 +36,7 @@ def expand(members: list[str]) -> list[str]:
         method, star, count = member.partition("*")
         if star and not (count.isdigit() and int(count) >= 1):
             raise UserError(
-                f"Expected a member such as fedavg*5, got '{member}': write a whole number after '*'."
+                f"Expected a member such as {method}*5, got '{member}': write a whole number after '*'."
             )
         names += [method] * (int(count) if star else 1)
     return names
@@ -43,51 +45,56 @@ def expand(members: list[str]) -> list[str]:
 def check_members(members: list[str], combine: str, clusters: int) -> None:
     """Refuse members that cannot predict together."""
     for member in expand(members):
-        base, addons = parse_method(member, clusters)
-        found = METHODS.find(base)
-        if found.mixes:
+        parts = parts_of(member, clusters)
+        if parts[0].value.mixes:
             raise UserError(
                 f"'{member}' predicts with a mixture of probabilities, which cannot be added to other members: "
                 "leave it out of the ensemble."
             )
-        if combine in ("probability_mean", "vote") and (found.additive or "cam" in addons):
+        if combine in ("probability_mean", "vote") and any(entry.value.additive for entry in parts):
             raise UserError(
                 f"combine={combine} needs members that predict with one model each, got '{member}', which adds "
                 "several: use combine=logit_sum or logit_mean."
             )
 
 
-class Ensemble(Strategy):
-    """Members that run side by side and predict together."""
+class Ensemble:
+    """Members that run side by side and predict together: a method (`AnyMethod`) made of methods."""
 
-    def __init__(self, members: list[Strategy], combine: str, context: Context) -> None:
-        super().__init__(NoOptions(), context)
+    tunes = False
+    when_empty = Strategy.when_empty
+
+    def __init__(self, members: list[Method], combine: str, context: Context) -> None:
         self.members, self.combine = members, combine
+        self.K = context.clusters
+        self.assignment: Indices | None = None  # of the first member that has clusters
+        self.report: dict[str, Any] = {}
+        self.records: dict[str, dict[str, npt.NDArray[Any]]] = {}
+        self.events: list[str] = []
 
-    def _each(self, fleet: FleetView) -> list[tuple[Strategy, FleetView]]:
+    def _each(self, fleet: FleetView) -> list[tuple[Method, FleetView]]:
         return [(member, fleet.named(f"member {j}")) for j, member in enumerate(self.members)]
 
-    def begin(self, fleet: FleetView) -> None:
+    def setup(self, fleet: FleetView) -> None:
         for member, view in self._each(fleet):
-            member.begin(view)
+            member.setup(view)
 
-    def run_round(self, fleet: FleetView, number: int) -> None:
-        self.number, self.report, self.records, self.events = number, {}, {}, []
+    def round(self, fleet: FleetView, number: int) -> None:
+        self.report, self.records, self.events = {}, {}, []
         for j, (member, view) in enumerate(self._each(fleet)):
-            member.run_round(view, number)
+            member.round(view, number)
             self.report |= {f"member{j}_{name}": value for name, value in member.report.items()}
             self.records |= {f"member{j}_{name}": table for name, table in member.records.items()}
             self.events += [f"Member {j}: {event}" for event in member.events]
-        # What the metrics table shows as the clusters: those of the first member that has any.
         clustered = [member for member in self.members if member.assignment is not None]
         if clustered:
             self.assignment, self.K = clustered[0].assignment, clustered[0].K
 
-    def predict(self, fleet: FleetView) -> Prediction:
+    def prediction(self, fleet: FleetView) -> Prediction:
         models: list[Reference] = []
         shares = []
         for j, (member, view) in enumerate(self._each(fleet)):
-            prediction = member.predict(view)
+            prediction = member.prediction(view)
             models += [prefixed(model, f"member {j}/") for model in prediction.models]
             shares.append(as_sum(prediction, len(fleet.ids)))
         weights = np.concatenate(shares, axis=1)
@@ -95,15 +102,22 @@ class Ensemble(Strategy):
             return Prediction(models, weights=weights / len(self.members))
         return Prediction(models, None if (weights == 1.0).all() else weights, self.combine)
 
-    def prediction(self, fleet: FleetView) -> Prediction:
-        return self.predict(fleet)
-
-    def all_models(self) -> dict[str, npt.NDArray[np.float32]]:
+    def models(self) -> dict[str, npt.NDArray[np.float32]]:
         return {
             f"member{j}-{name}": values
             for j, member in enumerate(self.members)
-            for name, values in member.all_models().items()
+            for name, values in member.models().items()
         }
+
+    def labels(self, fleet: FleetView) -> Indices | None:
+        """None: members need not agree on clusters."""
+        return None
+
+    def centre_models(self) -> list[list[Vector]]:
+        return []
+
+    def gradient_point(self, fleet: FleetView) -> tuple[Reference, Reference | None]:
+        return self.prediction(fleet).models[0], None
 
     def save_state(self) -> dict[str, Any]:
         return {"members": [member.save_state() for member in self.members], "assignment": self.assignment}
@@ -146,6 +160,15 @@ def build_ensemble(members: list[str], combine: str, options: dict[str, Any], co
         combine,
         context,
     )
+
+
+def assemble(
+    method: str, ensemble: list[str], combine: str, options: dict[str, Any], context: Context
+) -> AnyMethod:
+    """What an experiment runs: the ensemble if it has members, else the method."""
+    if ensemble:
+        return build_ensemble(ensemble, combine, options, context)
+    return build(method, options, context)
 
 
 def member_seed(seed: int, member: int) -> int:

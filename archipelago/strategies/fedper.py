@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from archipelago.core.errors import UserError
 from archipelago.core.settings import setting
+from archipelago.strategies.aggregation import refuse_reordering
 from archipelago.strategies.base import METHODS, Context, Strategy
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.parameters import ModelSpec, Vector, merged
@@ -50,11 +50,8 @@ class FedPer(Strategy):
 
     @classmethod
     def check(cls, options: FedPerOptions, context: Context) -> None:
-        if context.aggregation.name == "matched":
-            raise UserError(
-                "Expected aggregation=mean, trimmed_mean, median or median_of_means with method=fedper, got "
-                "matched: private heads do not follow reordered neurons; use one of those, or method=fedavg."
-            )
+        why = "private heads do not follow reordered neurons"
+        refuse_reordering(context.aggregation, "method=fedper", why)
 
     def setup(self, fleet: FleetView) -> None:
         self.model = fleet.initial(1)[0]
@@ -106,4 +103,4 @@ def _nothing_to_do(missing: str) -> str:
             "fedper shares nothing: the whole network is its private part, so every client trains alone; "
             "set fedper.layers to keep only the last layers private."
         )
-    return "fedper keeps nothing private: the network names no head, so this is fedavg; set fedper.layers."
+    return "fedper keeps nothing private: the network names no head, so everything is averaged; set fedper.layers."

@@ -33,6 +33,7 @@ class FedProx(SingleModel):
     """FedAvg on l_i + (mu / 2) ||theta - Theta_g||^2."""
 
     Options = FedProxOptions
+    proximal = True
 
     def round(self, fleet: FleetView) -> None:
         pull = Proximal(self.options.mu, self.model)

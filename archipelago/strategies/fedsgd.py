@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from archipelago.core.errors import UserError
+from archipelago.strategies.aggregation import refuse_reordering
 from archipelago.strategies.base import METHODS, Context, SingleModel
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.parameters import descended
@@ -36,13 +37,11 @@ from archipelago.strategies.parameters import descended
 class FedSGD(SingleModel):
     """w - eta sum_k (n_k / n) grad F_k(w)."""
 
+    takes_steps = False
+
     @classmethod
     def check(cls, options: Any, context: Context) -> None:
-        if context.aggregation.name == "matched":
-            raise UserError(
-                "Expected aggregation=mean, trimmed_mean, median or median_of_means with method=fedsgd, got "
-                "matched: gradients have no neurons to match; use one of those, or method=fedavg."
-            )
+        refuse_reordering(context.aggregation, "method=fedsgd", "gradients have no neurons to match")
 
     def round(self, fleet: FleetView) -> None:
         self.refuse_penalties(fleet)
@@ -63,5 +62,5 @@ class FedSGD(SingleModel):
         if self.penalties(fleet):
             raise UserError(
                 "Expected fedsgd without add-ons that change local training, got one: its clients take a "
-                "gradient and no steps; use fedavg with local.steps=1 instead."
+                "gradient and no steps; leave it out, or use a method that trains with local.steps=1 instead."
             )

@@ -40,7 +40,7 @@ import numpy.typing as npt
 
 from archipelago.core.randomness import generator
 from archipelago.core.settings import setting
-from archipelago.strategies.aggregation import aggregate
+from archipelago.strategies.aggregation import Uploads
 from archipelago.strategies.base import METHODS, lowest
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.mixtures import MixtureModels, Weights
@@ -137,16 +137,14 @@ class FedSoft(MixtureModels):
 
     def centres(self, w: Handle, drawn: Weights, fleet: FleetView) -> Models:
         """The mean of each centre's clients, or what `aggregation` names; one without clients stays."""
-        if self.rule.name == "mean":
+        if self.rule.mean:
             return w.combine(drawn, otherwise=self.clusters)
         assert self.assignment is not None
         selected, rows, seed = bool(np.isin(drawn, (0, 1)).all()), [], self.context.seed
         for s in range(self.K):  # a client may feed several centres: one aggregate for each
             feeds = drawn[s] > 0 if selected else self.assignment[w.ids] == s
             members, keep = np.where(feeds, 0, -1), Models(self.clusters.values[s : s + 1])
-            made = aggregate(
-                w, members, 1, drawn[s], keep, self.rule, fleet.spec, seed=seed, round=self.number
-            )
+            made = self.rule(Uploads(w, members, drawn[s], keep, fleet.spec, seed=seed, round=self.number))
             rows.append(made[0])
         return Models(np.stack(rows))
 

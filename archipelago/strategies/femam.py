@@ -28,9 +28,9 @@ Readings. The paper's text was not at hand: where its abstract is silent, the re
 - A level has converged when the standard deviation of the last `window` mean validation losses falls below
   `threshold` times their mean. The code compares that of 50 losses, first filled up with 999, with 1, which comes
   to a fixed schedule: `schedule=[400,50,50,50,50] window=50`.
-- A pruned client drops the model and L_i shrinks; in the code it goes on using it (`prune=bookkeeping`). Pruning
+- A pruned client drops the model and L_i shrinks; in the code it keeps using it (`prune=bookkeeping`). Pruning
   compares means over the last `window` rounds with those of the last level the client kept. The newest level is
-  judged at the end of the run at the latest; after that, only clients that kept it go on training.
+  judged at the end of the run at the latest; after that, only clients that kept it continue to train.
 - Personal models stay with their clients: the average of one model is that model.
 - The code's plain SGD, new every round, is `local.momentum=0 local.keep_optimizer=false`.
 - Clients that did not take part in a level yet join, level by level, the model of least training loss, or none
@@ -40,7 +40,6 @@ Readings. The paper's text was not at hand: where its abstract is silent, the re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -50,8 +49,8 @@ import numpy.typing as npt
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.core.settings import setting
-from archipelago.strategies.base import METHODS, UNASSIGNED, Addon, Context, Strategy, lowest
-from archipelago.strategies.clustering import kmeans, match_labels
+from archipelago.strategies.base import METHODS, UNASSIGNED, Context, Strategy, lowest
+from archipelago.strategies.clustering import CLUSTERING, ClusteringTask, clustered, match_labels
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.parameters import ModelSpec
 from archipelago.strategies.penalties import Penalty, Proximal
@@ -88,6 +87,7 @@ class FeMAMOptions:
         "K-means on classifiers divided by their length, |sum of entries| or 1",
         choices=("l2", "sum", "none"),
     )
+    clustering: str = setting("kmeans", "clustering rule (see `list`), or an import path")
     starts: int = setting(10, "K-means++ starts, of which the best is kept", at_least=1)
     prune: str = setting(
         "real",
@@ -118,6 +118,7 @@ class FeMAM(Strategy):
     Options = FeMAMOptions
     private = True
     additive = True
+    reads_clusters = True
     per_client: ClassVar[dict[str, float]] = {
         "assignment": UNASSIGNED, "rows": UNASSIGNED, "pruned": 0, "history": np.nan, "reference": np.nan,
     }  # fmt: skip
@@ -128,10 +129,14 @@ class FeMAM(Strategy):
     history: list[npt.NDArray[np.float64]]  # the newest level's validation losses by client id, latest last
     reference: npt.NDArray[np.float64] | None  # the same of the last level each client kept, a mean
 
-    def __init__(self, options: Any, context: Context, addons: Sequence[Addon] = ()) -> None:
-        super().__init__(options, context, addons)
+    def __init__(self, options: Any, context: Context) -> None:
+        super().__init__(options, context)
         self.plan = [k or context.clusters for k in self.options.levels]
         self.plan += [context.clients] if self.options.personal else []
+
+    @classmethod
+    def check(cls, options: FeMAMOptions, context: Context) -> None:
+        CLUSTERING.find(options.clustering)
 
     def setup(self, fleet: FleetView) -> None:
         self.levels, self.rows, self.pruned = [], [], []
@@ -188,9 +193,9 @@ class FeMAM(Strategy):
             rows[self.dropped(level)[fleet.ids]] = NOTHING
             unseen = rows == UNASSIGNED
             if unseen.any():
-                newcomers = fleet.select(fleet.ids[unseen])
+                new = fleet.select(fleet.ids[unseen])
                 below = [older[unseen] for older in held]
-                rows[unseen] = self.adopt(newcomers, level, below, may_skip=self.options.prune == "real")
+                rows[unseen] = self.adopt(new, level, below, may_skip=self.options.prune == "real")
             held.append(rows)
         return held
 
@@ -269,7 +274,7 @@ class FeMAM(Strategy):
             rows[theta.ids[arrived]] = c[arrived]
             # Clusters that nobody is in yet keep the level's start.
             keep = models if len(models) == K else Models(np.repeat(models.values, K, axis=0))
-            self.levels[self.newest] = self.aggregated(theta, fleet, c, K, otherwise=keep)
+            self.levels[self.newest] = self.aggregated(theta, fleet, c, otherwise=keep)
             if K > 1:
                 self.assignment, self.K = rows.copy(), K
         self.rows[self.newest] = rows
@@ -281,7 +286,8 @@ class FeMAM(Strategy):
         points = normalised(theta.gather(classifier(fleet.spec))[arrived], self.options.normalise)
         slot = f"level {self.newest + 1}"
         draw = generator(self.context.seed, "k-means", slot=slot, round=self.number).integers(2**31)
-        found = kmeans(points, K, seed=int(draw), starts=self.options.starts)
+        task = ClusteringTask(points, K, int(draw), starts=self.options.starts)
+        found = clustered(self.options.clustering, task, self.context)
         if found.distinct < K and self.trained == 0:
             self.events.append(
                 f"Level {self.newest + 1}: only {found.distinct} distinct models for {K} clusters, the rest stays "
@@ -351,7 +357,11 @@ class FeMAM(Strategy):
         self.pruned[level] = useless
         self.reference = np.where(useless, self.reference, loss)
         if useless.any():
-            what = "drop it" if self.options.prune == "real" else "would drop it, and use it on (bookkeeping)"
+            what = (
+                "drop it"
+                if self.options.prune == "real"
+                else "would drop it, and keep using it (bookkeeping)"
+            )
             self.events.append(
                 f"Level {level + 1} did not lower the loss of {int(useless.sum())} of {int(seen.sum())} clients: "
                 f"they {what}."

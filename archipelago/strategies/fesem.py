@@ -38,6 +38,7 @@ class FeSEMOptions:
     features: str = setting(
         "classifier", "what K-means sees of a model", choices=("classifier", "head", "parameters")
     )
+    clustering: str = setting("kmeans", "clustering rule (see `list`), or an import path")
     starts: int = setting(20, "K-means++ starts, of which the best is kept", at_least=1)
     warm: bool = setting(False, "start K-means from the last round's centres")
 

@@ -3,7 +3,7 @@
 Thesis section 7.4.4: after training, one extra local training without aggregation, then the test. The base never
 sees the fine-tuned models.
 
-Readings. So that the final figure (the mean of the last evaluations) is about fine-tuned models, each of the last
+Readings. So that the final metric (the mean of the last evaluations) is about fine-tuned models, each of the last
 `evaluation.last` evaluations fine-tunes the models of its own round; earlier evaluations show the base as it
 is. The optimizer starts afresh. Where predictions add several models (CAM), each is fine-tuned in turn on top
 of the others, cluster part first, and the test is on the sum ("the same inference method as before"; the
@@ -12,36 +12,40 @@ released code forgets to add the global one).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
-from archipelago.strategies.base import ADDONS, Addon, Strategy
+from archipelago.strategies.addon import ADDONS, Addon
+from archipelago.strategies.base import Context, Strategy
 from archipelago.strategies.interface import FleetView
-from archipelago.strategies.references import Prediction, Reference
+from archipelago.strategies.references import Prediction
+from archipelago.strategies.tuning import tuned, why_not_tuned
 
 
 @ADDONS.register(
     "finetune", "an extra local training before the last evaluations (thesis 7.4.4)", label="fine-tuning"
 )
-class Finetune(Addon):
+class Finetune(Addon[Strategy]):
     """Local training on top of what the base predicts with."""
+
+    late = True
 
     @classmethod
     def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
-        if base.__name__ in ("Local", "Ditto", "FedPer", "FeMAM", "FedSoft", "FedEM"):
-            return "its clients predict with models of their own, or with a mixture that such a training would break."
-        if addons[-1] != "finetune":
-            return "fine-tuning comes last; write it at the end of the method."
-        return None
+        why_not = why_not_tuned(base)
+        if why_not is None and not issubclass(ADDONS.find(addons[-1]), cls):
+            why_not = "fine-tuning comes last; write it at the end of the method."
+        return why_not
 
-    def due(self, base: Any) -> bool:
-        """Whether this round's evaluation is one of those that make the final figure."""
-        context = self.context
-        return base.number >= first_tuned_round(context.rounds, context.evaluate_every, context.evaluate_last)
+    @classmethod
+    def first_round(cls, context: Context) -> int:
+        """The first of the evaluations that make the final metric."""
+        return first_tuned_round(context.rounds, context.evaluate_every, context.evaluate_last)
 
-    def prediction(self, base: Any, fleet: FleetView, prediction: Prediction) -> Prediction:
-        return tuned(fleet, prediction) if self.due(base) else prediction
+    def tunes(self, base: Strategy) -> bool:
+        return base.number >= self.first_round(self.context)
+
+    def prediction(self, base: Strategy, fleet: FleetView, prediction: Prediction) -> Prediction:
+        return tuned(fleet, prediction) if self.tunes(base) else prediction
 
 
 def first_tuned_round(rounds: int, every: int, last: int) -> int:
@@ -52,13 +56,3 @@ def first_tuned_round(rounds: int, every: int, last: int) -> int:
     """
     evaluated = {round for round in range(1, rounds + 1) if round % every == 0} | {rounds}
     return sorted(evaluated)[-last:][0]
-
-
-def tuned(fleet: FleetView, prediction: Prediction) -> Prediction:
-    """The same prediction after local training of its models, one after the other on top of the rest."""
-    models: list[Reference] = list(prediction.models)
-    for m in range(len(models)):
-        others = [*models[:m], *models[m + 1 :]] if prediction.combine == "logit_sum" else []
-        slot = f"finetune {m}"
-        models[m] = fleet.train(start=models[m], on_top_of=others, slot=slot, keep=slot, fresh=True)
-    return dataclasses.replace(prediction, models=models)

@@ -21,6 +21,7 @@ import numpy as np
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.core.settings import setting
+from archipelago.strategies.aggregation import refuse_reordering
 from archipelago.strategies.base import METHODS, ClusteredModels, Context, lowest
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.references import Indices, Models
@@ -59,11 +60,9 @@ class IFCA(ClusteredModels):
                 f"Expected ifca.balance <= 1 / clusters, got {options.balance:g} with clusters={context.clusters}: "
                 f"set ifca.balance={1 / (2 * context.clusters):.2g} or lower."
             )
-        if options.share_backbone and context.aggregation.name == "matched":
-            raise UserError(
-                "Expected another aggregation than matched with ifca.share_backbone=true: heads that follow their "
-                "own cluster's order of neurons do not fit a common backbone; use aggregation=mean."
-            )
+        if options.share_backbone:
+            why = "heads that follow their own cluster's order of neurons do not fit a common backbone"
+            refuse_reordering(context.aggregation, "ifca.share_backbone=true", why)
 
     def setup(self, fleet: FleetView) -> None:
         super().setup(fleet)

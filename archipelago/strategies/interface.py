@@ -96,11 +96,13 @@ class FleetView(Protocol):
         keep: str | None = None,
         fresh: bool = False,
         held: int = 0,
+        compared: bool = True,
     ) -> Handle:
         """Local training of every client of this view.
 
         `keep` stores the result as a private model; `fresh` uses a new optimizer and forgets it. The first `held`
         of `on_top_of` are with the clients from earlier rounds: what the round costs does not count them as sent.
+        Records of client models show the round's first training; one with `compared=False` only where it is alone.
 
         The objective is mean(weight * loss(scale * (own + underlying outputs))) plus the penalties.
         """

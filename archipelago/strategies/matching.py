@@ -34,9 +34,11 @@ from scipy.optimize import linear_sum_assignment
 from threadpoolctl import threadpool_limits
 
 from archipelago.core.errors import UserError
+from archipelago.core.settings import setting
+from archipelago.strategies.aggregation import AGGREGATION, Uploads
 from archipelago.strategies.interface import Handle
 from archipelago.strategies.parameters import Matrix, ModelEntry, ModelSpec
-from archipelago.strategies.references import Indices
+from archipelago.strategies.references import Indices, Models
 
 SHORTCUTS = re.compile(r"shortcut|downsample|skip|residual", re.IGNORECASE)
 PLAIN = re.compile(r"[A-Za-z_]\w*(\.\d+)*|(\d+\.)*\d+")  # fc1, or layers.3 of a Sequential
@@ -131,6 +133,30 @@ def _refusal(why: str) -> UserError:
         "aggregation=matched expects a network whose layers follow one after the other (convolutions, linear layers, "
         f"BatchNorm), but {why}: choose another model, or another aggregation such as mean or median."
     )
+
+
+@dataclass
+class MatchedOptions:
+    """`aggregation.sweeps=...`"""
+
+    sweeps: int = setting(2, "matched: passes over the clients", at_least=1)
+
+
+@AGGREGATION.register(
+    "matched",
+    "the mean after neurons were matched (FedMA, Wang et al. 2020)",
+    label="matched averaging",
+    options=MatchedOptions,
+    reorders=True,
+    check=chain,
+)
+def matched(uploads: Uploads) -> Models:
+    """The matched mean of each cluster."""
+    values = uploads.otherwise.values.copy()
+    matched_means(
+        values, uploads.theta, uploads.members, uploads.weights, uploads.spec, uploads.options.sweeps
+    )
+    return Models(values)
 
 
 def matched_means(

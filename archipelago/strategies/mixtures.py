@@ -23,7 +23,7 @@ class MixtureModels(Strategy):
     """A method whose server holds K models and a row of K mixture weights for each client it has seen."""
 
     clustered = True
-    when_empty = "no client weighs it most, and it goes on learning from those that weigh it less"
+    when_empty = "no client weighs it most, and it keeps learning from those that weigh it less"
     state: ClassVar[tuple[str, ...]] = ("clusters", "mixture")
     per_client: ClassVar[dict[str, float]] = {"assignment": UNASSIGNED, "mixture": np.nan}
     clusters: Models
@@ -70,8 +70,8 @@ class MixtureModels(Strategy):
         """The model of largest weight of each client of `fleet`."""
         return np.argmax(self.weights(fleet), axis=1).astype(np.int64)
 
-    def gradient_point(self, fleet: FleetView) -> Reference:
-        return self.clusters[self.labels(fleet)]
+    def gradient_point(self, fleet: FleetView) -> tuple[Reference, Reference | None]:
+        return self.clusters[self.labels(fleet)], None
 
     def centre_models(self) -> list[list[Vector]]:
         return [[model] for model in self.clusters.values]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from archipelago.core.settings import setting
-from archipelago.strategies.base import ADDONS, UNASSIGNED, Addon, ClusteredModels, SingleModel, Strategy
+from archipelago.strategies.addon import ADDONS, Addon
+from archipelago.strategies.base import UNASSIGNED, ClusteredModels, SingleModel, Strategy, bases_of
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.penalties import Penalty, Proximal
 from archipelago.strategies.references import Indices
@@ -26,23 +26,30 @@ class ProxOptions:
 
 
 @ADDONS.register("prox", "a proximal term towards the model a client received (Li et al. 2020)", label="Prox")
-class Prox(Addon):
+class Prox(Addon[SingleModel | ClusteredModels]):
     """(mu / 2) ||theta - start||^2."""
 
     Options = ProxOptions
 
     @classmethod
     def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
-        if base.__name__ == "FedSGD":
-            return "its clients take no local steps; use fedavg+prox."
-        if base.__name__ == "FedProx":
-            return "fedprox has this term already; set fedprox.mu instead."
+        if not base.takes_steps:
+            return "its clients take no local steps."
+        if base.proximal:
+            return "it has this term already; set its own mu instead."
         if not issubclass(base, ClusteredModels | SingleModel):
-            return "its clients do not start a round from one model of the server; use fedavg, ifca, fesem or wecfl."
+            return (
+                "its clients do not start a round from one model of the server; use one of "
+                f"{bases_of(SingleModel)}, or {bases_of(ClusteredModels)}."
+            )
         return None
 
-    def penalties(self, base: Any, fleet: FleetView, c: Indices | None) -> list[Penalty]:
-        return [Proximal(self.options.mu, base.model if c is None else base.clusters[c])]
+    def penalties(
+        self, base: SingleModel | ClusteredModels, fleet: FleetView, c: Indices | None
+    ) -> list[Penalty]:
+        if isinstance(base, SingleModel):
+            return [Proximal(self.options.mu, base.model)]
+        return [] if c is None else [Proximal(self.options.mu, base.clusters[c])]
 
 
 @dataclass
@@ -57,25 +64,24 @@ class FewShotsOptions:
     "cluster in the first rounds only, then hold the assignment (thesis ch. 4-6)",
     label="few shots",
 )
-class FewShots(Addon):
+class FewShots(Addon[ClusteredModels]):
     """Clustering frozen after n rounds."""
 
     Options = FewShotsOptions
     state = ("clustered",)
-    clustered = (
-        0  # rounds that ended with an assignment (of a warm-up of CAM's at most the last, where it assigns)
-    )
+    clustered = 0  # rounds that ended with an assignment (of a warm-up at most the last, where it assigns)
 
     @classmethod
     def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
         if not issubclass(base, ClusteredModels):
             return "it holds an assignment to clusters still, which this base does not have."
-        if base.__name__ in ("Oracle", "RandomClusters"):
+        if base.fixed:
             return "its clusters never change anyway."
         return None
 
-    def freezes(self, base: Any) -> bool:
+    def freezes(self, base: ClusteredModels) -> bool:
         return self.clustered >= self.options.rounds
 
-    def after_round(self, base: Any, fleet: FleetView) -> None:
+    def after_round(self, base: ClusteredModels, fleet: FleetView) -> None:
+        assert base.assignment is not None
         self.clustered += bool((base.assignment != UNASSIGNED).any())

@@ -1,6 +1,6 @@
 """Oracle and random clusters: the upper and the lower reference of a clustered method.
 
-`oracle` is FedAvg inside the planted groups of the data; `random` is FedAvg inside groups drawn once. Neither
+`oracle` is FedAvg inside the ground-truth groups of the data; `random` is FedAvg inside groups drawn once. Neither
 ever re-clusters. What a method gains over `random` is due to its clusters, what it lacks to `oracle` is what
 better clusters could still bring.
 """
@@ -21,29 +21,33 @@ from archipelago.strategies.references import Models
 class FixedClusters(ClusteredModels):
     """Clusters that are known before the first round; all start from one model."""
 
+    fixed = True
+
     def setup(self, fleet: FleetView) -> None:
         super().setup(fleet)
         self.clusters = Models(np.repeat(fleet.initial(1).values, self.K, axis=0))
 
 
 @METHODS.register(
-    "oracle", "FedAvg inside the planted groups: the upper reference of clustered methods", label="Oracle"
+    "oracle",
+    "FedAvg inside the ground-truth groups: the upper reference of clustered methods",
+    label="Oracle",
 )
 class Oracle(FixedClusters):
-    """c(i) is the planted group of client i."""
+    """c(i) is the ground-truth group of client i."""
 
     @classmethod
     def check(cls, options: Any, context: Context) -> None:
         if context.groups is None:
             raise UserError(
-                "The oracle needs data with planted groups, got none: use a cluster-wise partition, data.rotations "
-                "or the synthetic data set, or another method."
+                "The oracle needs data with ground-truth groups, got none: use a cluster-wise partition, "
+                "data.rotations or the synthetic data set, or another method."
             )
         found = len(np.unique(context.groups))
         if found > context.clusters:
             raise UserError(
-                f"The oracle needs a cluster for each of the {found} planted groups, got clusters={context.clusters}: "
-                f"set clusters={found}."
+                f"The oracle needs a cluster for each of the {found} ground-truth groups, got "
+                f"clusters={context.clusters}: set clusters={found}."
             )
 
     def setup(self, fleet: FleetView) -> None:

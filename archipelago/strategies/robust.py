@@ -20,7 +20,7 @@ so the `outliers` clients furthest from their centres move no centre and do not 
 its aggregate trims them, as long as no cluster gets more of them than `trim`, which small clusters soon do;
 `exclude` leaves them out of it (safer against wild clients, one to six percent less accurate where all are honest).
 `outliers=0` is FeSEM's baseline. Clients count equally, whatever `weights` says. `aggregation=` other than `mean`
-replaces the trimmed mean.
+replaces the trimmed mean, another `clustering` the trimmed K-means.
 """
 
 from __future__ import annotations
@@ -30,9 +30,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from archipelago.core.settings import AggregationSettings, setting
+from archipelago.core.settings import setting
+from archipelago.strategies.aggregation import Rule, TrimmedMeanOptions, trimmed_means
 from archipelago.strategies.base import METHODS, UNASSIGNED
-from archipelago.strategies.clustering import ByParameters, Clustering, Features, trimmed_kmeans
+from archipelago.strategies.clustering import (
+    ByParameters,
+    Clustering,
+    ClusteringTask,
+    Features,
+    TrimmedKMeansOptions,
+    clustered,
+)
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.references import Indices
 
@@ -50,6 +58,7 @@ class RobustOptions:
     features: str = setting(
         "classifier", "what K-means sees of a model", choices=("classifier", "head", "parameters")
     )
+    clustering: str = setting("trimmed_kmeans", "clustering rule (see `list`), or an import path")
     exclude: bool = setting(False, "leave the outliers of K-means out of the aggregate")
     starts: int = setting(10, "starts of K-means, of which the best is kept", at_least=1)
 
@@ -66,24 +75,20 @@ class Robust(ByParameters):
     outlying: npt.NDArray[np.bool_]  # of this round's clients that arrived, see `settle`
 
     @property
-    def rule(self) -> AggregationSettings:
-        if self.context.aggregation.name != "mean":
-            return self.context.aggregation
-        return AggregationSettings(name="trimmed_mean", trim=self.options.trim)
+    def rule(self) -> Rule:
+        chosen = super().rule
+        own = Rule("trimmed mean", trimmed_means, TrimmedMeanOptions(self.options.trim))
+        return own if chosen.mean else chosen
 
     def grouped(self, features: Features, weights: npt.NDArray[np.float64] | None, seed: int) -> Clustering:
         options = self.options
-        found = trimmed_kmeans(
-            features,
-            self.K,
-            seed=seed,
-            trim=0.5 if options.centre == "median" else options.centre_trim,
-            outliers=options.outliers,
-            starts=options.starts,
-        )
-        assert found.outlying is not None
-        self.outlying = found.outlying
-        self.report["outliers"] = int(found.outlying.sum())
+        trim = 0.5 if options.centre == "median" else options.centre_trim
+        task = ClusteringTask(features, self.K, seed, starts=options.starts)
+        own = TrimmedKMeansOptions(trim, options.outliers)
+        found = clustered(options.clustering, task, self.context, own)
+        if found.outlying is not None:
+            self.outlying = found.outlying
+            self.report["outliers"] = int(found.outlying.sum())
         return found
 
     def settle(self, fleet: FleetView, theta: Handle, c: Indices) -> Indices:
@@ -94,5 +99,5 @@ class Robust(ByParameters):
         by = c.copy()
         if self.options.exclude:
             by[np.flatnonzero(theta.arrived)[self.outlying]] = UNASSIGNED
-        self.clusters = self.aggregated(theta, fleet, by, self.K, self.clusters)
+        self.clusters = self.aggregated(theta, fleet, by, self.clusters)
         self.assign(fleet, c)

@@ -218,7 +218,7 @@ def _numbers_of_clusters(axes: Axes, layers: Sequence[dict[str, Given]]) -> Sequ
 
     members = expand(methods) if isinstance(methods, list) else [methods]
     bases = [METHODS.find(parse_method(str(member))[0]) for member in members]
-    uses = any(base.clustered for base in bases) or any("femam" in str(member) for member in members)
+    uses = any(base.clustered or base.reads_clusters for base in bases)
     return axes["clusters"] if uses else [None]
 
 

@@ -21,6 +21,7 @@ from archipelago.core.settings import ExperimentSettings
 from archipelago.experiments.config import gpu_count
 from archipelago.experiments.plan import make_plan
 from archipelago.experiments.progress import duration
+from archipelago.strategies.method import without_late_addons
 from archipelago.sweeps.config import Sweep
 from archipelago.sweeps.directory import sweep_address
 from archipelago.sweeps.resources import Reservation, live_nodes, reservation_for
@@ -196,8 +197,8 @@ def _miniature(config: ExperimentSettings, clients: int) -> ExperimentSettings:
         config.fleet, backend="in_process", actors=None, clients_per_actor=None, gpus=0.0
     )
     evaluation = dataclasses.replace(config.evaluation, every=2)
-    # Fine-tuning belongs to the last evaluations: of ten rounds they would be a third.
-    method = config.method.removesuffix("+finetune")
+    # What belongs to the last evaluations would be a third of ten rounds.
+    method = without_late_addons(config.method)
     return dataclasses.replace(
         config,
         method=method,

@@ -21,10 +21,9 @@ from archipelago.runs.checkpoints import CheckpointWriter, checkpoints, load
 from archipelago.runs.directory import RunDirectory, is_run, read_status
 from archipelago.runs.environment import environment_differences
 from archipelago.runs.storage import is_address, name_of, reading
-from archipelago.strategies.finetune import first_tuned_round
+from archipelago.strategies import Context
+from archipelago.strategies.method import first_late_round, with_late_addons, without_late_addons
 from archipelago.sweeps.config import Sweep, Trial
-
-_ENDING = "+finetune"
 
 
 def shared_prefixes(trials: Iterable[Trial]) -> dict[str, str]:
@@ -33,16 +32,14 @@ def shared_prefixes(trials: Iterable[Trial]) -> dict[str, str]:
     tuned: list[tuple[str, str]] = []
     for trial in trials:
         config = trial.config
-        if (
-            config.choose_clusters or config.ensemble or not branch_point(config)
-        ):  # each for itself, or nothing to share
+        if config.choose_clusters or config.ensemble:  # each for itself
             continue
-        method = trial.config.method
-        training = repr(dataclasses.replace(trial.config, method=method.removesuffix(_ENDING), name=None))
-        if method.endswith(_ENDING):
-            tuned.append((trial.name, training))
-        else:
+        method = without_late_addons(config.method)
+        training = repr(dataclasses.replace(config, method=method, name=None))
+        if method == config.method:
             by_training[training] = trial.name
+        elif branch_point(config):  # else there is nothing to share
+            tuned.append((trial.name, training))
     return {name: by_training[training] for name, training in tuned if training in by_training}
 
 
@@ -65,7 +62,13 @@ def prefix_of(trial: Trial, prefixes: Mapping[str, str], address: Callable[[str]
 
 def branch_point(config: ExperimentSettings) -> int:
     """The last round after which a run and its fine-tuned form have the same files."""
-    return first_tuned_round(config.rounds, config.evaluation.every, config.evaluation.last) - 1
+    context = Context(
+        clients=config.clients,
+        rounds=config.rounds,
+        evaluate_every=config.evaluation.every,
+        evaluate_last=config.evaluation.last,
+    )
+    return first_late_round(config.method, context) - 1
 
 
 def shared_rounds(sweep: Sweep) -> dict[str, float]:
@@ -90,12 +93,12 @@ def take_rounds(run: RunDirectory, config: ExperimentSettings, earlier: str) -> 
             finished = read_status(path).state == "finished"
         except (UserError, OSError):  # nothing there, or out of reach
             return False
-        return finished and _take(run, path, branch_point(config), name_of(earlier))
+        return finished and _take(run, path, config, name_of(earlier))
 
 
-def _take(run: RunDirectory, earlier: Path, branch: int, name: str) -> bool:
+def _take(run: RunDirectory, earlier: Path, config: ExperimentSettings, name: str) -> bool:
     for done, folder in reversed(checkpoints(earlier)):
-        if done > branch:
+        if done > branch_point(config):
             continue
         try:
             parts = load(folder)
@@ -108,7 +111,7 @@ def _take(run: RunDirectory, earlier: Path, branch: int, name: str) -> bool:
         run.note(done, f"Rounds 1 to {done} are those of {name}, which trains the same until then.")
         for difference in environment_differences(theirs, ours):
             run.note(done, difference)
-        parts["server"]["addons"].append({})  # fine-tuning comes last, and keeps nothing
+        parts["server"] = with_late_addons(parts["server"], config.method)
         writer = CheckpointWriter(run, every=1, keep=1)
         try:
             writer.submit(done, parts)

@@ -25,7 +25,7 @@ def test_a_row_for_each_distribution_and_a_column_for_each_centre():
     assert record["distribution"].tolist() == [0, 0, 1, 1] and record["centre"].tolist() == [0, 1, 0, 1]
     for s, held in enumerate(plan.block.holdout):
         x, y = plan.x[held], plan.y[held]
-        for k, model in enumerate(session.server.strategy.clusters.values):
+        for k, model in enumerate(session.server.method.base.clusters.values):
             expected = np.mean((x @ model[:10] + (model[10] if len(model) > 10 else 0) - y) ** 2)
             assert found[s][k] == pytest.approx(expected, rel=1e-4)
             assert record["mse"][2 * s + k] == found[s][k]
@@ -41,8 +41,8 @@ def test_planted_models_are_best_on_their_own_distribution():
     size = session.fleet.spec.size
     models = np.zeros((2, size), np.float32)
     models[:, :10] = weights[::-1]
-    session.server.strategy.clusters = Models(models)
-    rows = session.fleet.measure(session.server.strategy.centre_models(), 2)
+    session.server.method.base.clusters = Models(models)
+    rows = session.fleet.measure(session.server.method.centre_models(), 2)
     mse = np.array([row["mse"] for row in rows]).reshape(2, 2)
     assert mse[0, 1] < 2 < mse[0, 0] and mse[1, 0] < 2 < mse[1, 1]  # the noise alone has variance 1
 
@@ -65,13 +65,13 @@ def test_images_have_accuracy_and_macro_f1_and_any_layout_gives_the_same_bits():
 def test_a_centre_of_cam_is_its_cluster_model_and_the_shared_one():
     session = session_of(*ROTATED[:2], "method=ifca+cam", "cam.warmup=0")
     run(session, 1)
-    strategy, block = session.server.strategy, session.fleet.blocks[0]
+    strategy, block = session.server.method, session.fleet.blocks[0]
     centres = strategy.centre_models()
     assert [len(centre) for centre in centres] == [2, 2]
     assert np.array_equal(centres[1][1], strategy.addons[0].shared)
     figures = session.fleet.measure(centres, 2)
     index = block.setup.holdout[1]
-    logits = block._sum_of_outputs([strategy.clusters.values[0], strategy.addons[0].shared], index)
+    logits = block._sum_of_outputs([strategy.base.clusters.values[0], strategy.addons[0].shared], index)
     predicted, y = logits.argmax(dim=1).numpy(), block.samples.targets(index).numpy()
     assert figures[2]["accuracy"] == pytest.approx((predicted == y).mean())
     assert figures[2]["macro_f1"] == pytest.approx(f1_score(y, predicted, average="macro", zero_division=0))

@@ -23,19 +23,19 @@ def test_clusters_of_one_are_told_once_and_trained(clients, groups, sentence):
     session = session_of(
         "method=oracle", f"clients={clients}", f"data.rotations={groups}", f"clusters={groups}"
     )
-    before = session.server.strategy.clusters.values.copy()
+    before = session.server.method.base.clusters.values.copy()
     first, second = run(session, 2)
     assert told(first, "one client") == ([] if sentence is None else [sentence])
     assert told(second, "one client") == []
-    changed = session.server.strategy.clusters.values != before
+    changed = session.server.method.base.clusters.values != before
     assert changed.any(axis=1).all() and np.isfinite(second.metrics["micro_loss"])
 
 
 def test_a_cluster_that_comes_down_to_one_is_told_when_it_does():
     server = session_of("method=oracle", "clients=4").server
-    then, server.strategy.assignment = np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1])
+    then, server.method.base.assignment = np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1])
     assert server._cluster_events(then) == ["Cluster 1 has one client."]
-    assert server._cluster_events(server.strategy.assignment) == []
+    assert server._cluster_events(server.method.base.assignment) == []
 
 
 def test_clients_with_one_class_are_told_once_in_one_sentence():

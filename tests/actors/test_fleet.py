@@ -101,15 +101,15 @@ def test_combine_lets_one_client_feed_several_centres():
 def test_gather_streams_in_id_order_under_a_memory_cap():
     session = session_of("method=fedavg", blocks=[[3, 6], [0, 1, 2, 4, 5, 7]])
     session.fleet.begin(1)
-    trained = session.fleet.train(start=session.server.strategy.model)
+    trained = session.fleet.train(start=session.server.method.base.model)
     whole = trained.gather()
     pieces = list(trained.chunks(memory=8 * 4 * 100))
     assert len(pieces) > 1 and all(piece.nbytes <= 8 * 4 * 100 for _, piece in pieces)
     assert np.array_equal(np.concatenate([piece for _, piece in pieces], axis=1), whole)
     head = trained.features("classifier")
     assert np.array_equal(head, whole[:, session.fleet.spec.columns("classifier")])
-    expected = np.linalg.norm(whole.astype(np.float64) - session.server.strategy.model, axis=1)
-    assert trained.distances(session.server.strategy.model) == pytest.approx(expected)
+    expected = np.linalg.norm(whole.astype(np.float64) - session.server.method.base.model, axis=1)
+    assert trained.distances(session.server.method.base.model) == pytest.approx(expected)
 
 
 def count_rounds(client, state, step):
@@ -163,7 +163,7 @@ def test_predictions_combine_models(combine, outputs):
 def test_a_vote_and_a_mean_of_probabilities_are_those_of_numpy():
     session = session_of("method=ifca", "clusters=3")
     run(session, 2)
-    ships, clusters = session.fleet.everyone, session.server.strategy.clusters
+    ships, clusters = session.fleet.everyone, session.server.method.base.clusters
     block = session.fleet.blocks[0]
     from lightning_modules.engines.objective import outputs_of
 
@@ -210,7 +210,7 @@ def test_all_clients_lost_keeps_the_model():
 def test_the_clusterability_measure_by_hand():
     session = session_of("method=fedavg", "evaluation.clusterability=true", "evaluation.train=true")
     report = session.run_round(1)
-    ships, model = session.fleet, session.server.strategy.model
+    ships, model = session.fleet, session.server.method.base.model
     ships.begin(2)
     gradients = ships.gradients(model).gather().astype(np.float64)
     weights = ships.sizes / ships.sizes.sum()
@@ -251,7 +251,7 @@ def test_a_model_beyond_all_others_is_dropped_like_one_that_is_not_finite():
 
 def test_stragglers_fine_tune_all_their_steps():
     session = session_of("method=fedavg", "local.steps=50", "local.momentum=0")
-    start = session.server.strategy.model
+    start = session.server.method.base.model
     session.fleet.begin(1, {0: 0.1})
     slow = session.fleet.train(start=start).distances(start)[0]
     whole = session.fleet.train(start=start, slot="evaluation", fresh=True).distances(start)[0]

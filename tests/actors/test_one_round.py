@@ -18,7 +18,7 @@ def test_the_federated_objective_is_the_mean_local_objective_by_size() -> None:
         "model=linear_regression", "model.hidden=[]", "local.steps=1", "local.batch=1000",
     )  # fmt: skip
     session = session_of(*settings)
-    start, plan = session.server.strategy.model.copy(), plan_of(*settings)
+    start, plan = session.server.method.base.model.copy(), plan_of(*settings)
     everyone = np.concatenate([client.train for client in plan.clients])
     by_hand = np.mean((plan.x[everyone] @ start - plan.y[everyone]) ** 2)
     assert len({len(client.train) for client in plan.clients}) > 1

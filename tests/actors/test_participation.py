@@ -43,7 +43,7 @@ def test_stragglers_do_fewer_steps():
     session = session_of(
         "method=fedavg", "participation.stragglers=0.5", "local.steps=50", "local.momentum=0"
     )
-    start = session.server.strategy.model
+    start = session.server.method.base.model
     session.fleet.begin(1, {0: 0.1})
     away = session.fleet.train(start=start).distances(start)
     assert away[0] < away[1:].min()

@@ -58,7 +58,7 @@ MISTAKES = [
     ("method=IFCA", "Did you mean 'ifca'?"),
     ("method=ifca+nothing", "'nothing'"),
     ("ensemble=[fedavg,ifac]", "Did you mean 'ifca'?"),
-    ("method=ifca ifca.share_backbone=true aggregation=matched", "another aggregation than matched"),
+    ("method=ifca ifca.share_backbone=true aggregation=matched", "with ifca.share_backbone=true, got matched"),
     ("method=ifca ifca.init=balanced ifca.balance=0.5 clusters=4", "Expected ifca.balance <= 1 / clusters"),
     ("ensemble=[fedavg,ifca] ifca.init=balanced ifca.balance=0.9 clusters=2", "set ifca.balance=0.25"),
     ("method=fedper aggregation=matched", "private heads do not follow"),

@@ -58,7 +58,7 @@ def test_what_cannot_be_chosen_is_refused():
 
 
 def test_cfl_finds_its_number_by_itself():
-    with pytest.raises(UserError, match="finds their number by splitting"):
+    with pytest.raises(UserError, match="got cfl, which finds their number"):
         choose_clusters(config_of("method=cfl"))
 
 
@@ -80,7 +80,7 @@ def test_cam_is_judged_with_a_warm_up_and_with_clusters_after_it(
     config = config_of(f"method={method}", f"cam.warmup={warmup}", "rounds=10")
     choose_clusters(config, [2])
     [session] = sessions
-    [cam] = session.server.strategy.addons
-    assert cam.beta == rounds_of_warmup < module.ROUNDS == session.server.strategy.number
-    assert (session.server.strategy.assignment >= 0).all()
+    [cam] = session.server.method.addons
+    assert cam.beta == rounds_of_warmup < module.ROUNDS == session.server.method.base.number
+    assert (session.server.method.base.assignment >= 0).all()
     assert config.cam.warmup == warmup  # what the run itself does is not changed

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from archipelago import Newcomer, adopt, open_run
+from archipelago import NewClient, adopt, open_run
 from archipelago.core.errors import UserError
 from archipelago.data import build_federation
 from archipelago.experiments.runner import run_experiment
@@ -14,14 +14,14 @@ SETTINGS = ("clients=8", "clusters=2", "data.rotations=2", "checkpoint.every=1")
 
 
 def rotated_pair(config):
-    """Two newcomers of two planted groups: samples of clients of the run stand in for them."""
+    """Two new clients of two ground-truth groups: samples of clients of the run stand in for them."""
     federation = build_federation(config.data, config.partition, config.clients, config.seed)
     found = []
     for group in (0, 1):
         client = federation.clients[int(np.flatnonzero(federation.groups == group)[0])]
         parts = [federation.x[client.train], federation.y[client.train], federation.x[client.test],
                  federation.y[client.test]]  # fmt: skip
-        found.append(Newcomer(*parts))
+        found.append(NewClient(*parts))
     return found
 
 
@@ -42,7 +42,7 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", [*METHODS, "ifca+cam", "fesem+cam", "wecfl+con+cks"])
-def test_every_method_has_something_for_a_newcomer(made, method):
+def test_adopt_gives_a_new_client_something_of_every_method(made, method):
     more = ("model=cnn_digits",) if "cks" in method else ()
     config, run = made(method, *more)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -52,7 +52,7 @@ def test_every_method_has_something_for_a_newcomer(made, method):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_newcomers_find_the_cluster_of_their_group(made):
+def test_new_clients_find_the_cluster_of_their_group(made):
     learned = ("rounds=6", "local.steps=10", "local.lr=0.1", "model.hidden=[32]")
     for method in ("ifca", "fesem", "wecfl+cam"):
         config, run = made(method, *learned)
@@ -65,7 +65,7 @@ def test_newcomers_find_the_cluster_of_their_group(made):
         assert (table["accuracy"] > 0.6).all()
 
 
-def test_fine_tuning_is_for_the_newcomer_alone(made):
+def test_adopt_fine_tunes_for_the_new_client_alone(made):
     config, run = made("fedavg")
     pair = rotated_pair(config)
     plain, tuned = adopt(run, pair), adopt(run, pair, finetune=True)
@@ -77,23 +77,23 @@ def test_fine_tuning_is_for_the_newcomer_alone(made):
 
 
 @pytest.mark.parametrize("method", ["local", "ditto", "fedper", "fedsoft", "ifca", "ifca+cam"])
-def test_a_newcomers_training_loss_falls_with_fine_tuning(made, method):
+def test_adopt_with_fine_tuning_lowers_the_training_loss(made, method):
     config, run = made(method)
     # Tested on what they train on.
-    pair = [Newcomer(one.x_train, one.y_train, one.x_train, one.y_train) for one in rotated_pair(config)]
+    pair = [NewClient(one.x_train, one.y_train, one.x_train, one.y_train) for one in rotated_pair(config)]
     plain, tuned = adopt(run, pair), adopt(run, pair, finetune=True)
     assert (tuned["loss"] < plain["loss"]).all()
 
 
-def test_mistakes_are_one_sentence(made):
+def test_adopt_answers_mistakes_with_one_sentence(made):
     config, run = made("fedavg")
     good = rotated_pair(config)[0]
-    wrong = Newcomer(good.x_train[:, :, :4], good.y_train, good.x_test, good.y_test)
+    wrong = NewClient(good.x_train[:, :, :4], good.y_train, good.x_test, good.y_test)
     with pytest.raises(
-        UserError, match=r"Expected train samples of shape \(1, 8, 8\) .* newcomer 1, got \(1, 4, 8\)"
+        UserError, match=r"Expected train samples of shape \(1, 8, 8\) .* new client 1, got \(1, 4, 8\)"
     ):
         adopt(run, [good, wrong])
     with pytest.raises(UserError, match="as many test targets as samples"):
-        adopt(run, [Newcomer(good.x_train, good.y_train, good.x_test, good.y_test[:-1])])
-    with pytest.raises(UserError, match="at least one newcomer"):
+        adopt(run, [NewClient(good.x_train, good.y_train, good.x_test, good.y_test[:-1])])
+    with pytest.raises(UserError, match="at least one new client"):
         adopt(run, [])

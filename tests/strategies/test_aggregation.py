@@ -9,8 +9,9 @@ import torch
 
 import archipelago.core.torchvision_operators  # noqa: F401  (before lightning)
 from archipelago.core.errors import UserError
+from archipelago.core.schema import composed
 from archipelago.core.settings import AggregationSettings, LocalSettings, ModelSettings
-from archipelago.strategies.aggregation import aggregate, check_rule, trimmed_mean
+from archipelago.strategies.aggregation import Rule, Uploads, trimmed_mean
 from archipelago.strategies.matching import chain, match
 from archipelago.strategies.parameters import ModelEntry, ModelSpec, normalised_rows, one_hot, weighted_sums
 from archipelago.strategies.references import Models
@@ -60,16 +61,15 @@ def aggregated(
     """The aggregate, as a plain array."""
     table = np.asarray(table, np.float32)
     drawn = {name: more.pop(name) for name in ("seed", "round") if name in more}
-    return aggregate(
+    uploads = Uploads(
         Delivered(table, arrived),
         np.zeros(len(table), np.int64) if by is None else np.asarray(by),
-        clusters,
         np.ones(len(table)) if weights is None else np.asarray(weights, np.float64),
         Models(np.full((clusters, table.shape[1]), 99, np.float32) if otherwise is None else otherwise),
-        AggregationSettings(name=rule, **more),
         flat_spec(table.shape[1]) if spec is None else spec,
         **drawn,
-    ).values
+    )
+    return Rule.chosen(composed(AggregationSettings)(name=rule, **more))(uploads).values
 
 
 # --- coordinate rules -------------------------------------------------------------------------------------
@@ -341,8 +341,8 @@ def test_networks_that_are_no_chain_are_refused_with_a_sentence():
     with pytest.raises(
         UserError, match=r"one after the other.*'network\.blocks\.0\.conv1' is a part of a block"
     ):
-        check_rule(AggregationSettings(name="matched"), resnet)
-    check_rule(AggregationSettings(name="median"), resnet)
+        Rule.chosen(AggregationSettings(name="matched")).check(resnet)
+    Rule.chosen(AggregationSettings(name="median")).check(resnet)
 
     def spec_of(*tensors):
         at, entries = 0, []

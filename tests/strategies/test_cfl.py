@@ -9,7 +9,7 @@ from archipelago.strategies.base import UNASSIGNED
 from archipelago.strategies.cfl import CFLOptions, bipartition, cosines
 from archipelago.strategies.references import Models
 from tests.support.experiments import checkpoint_of, outcome, run, session_of
-from tests.support.scalar import scalar_fleet, strategy_of
+from tests.support.scalar import method_of, scalar_fleet
 
 # y = w x with x = 1: client i pulls w by 0.2 (y_i - w) in a step of lr 0.1.
 NOW = {"thresholds": "absolute", "first": 1, "min_size": 2}
@@ -17,32 +17,32 @@ NOW = {"thresholds": "absolute", "first": 1, "min_size": 2}
 
 def cfl_of(targets, clusters=4, start=0.0, **options):
     fleet = scalar_fleet([[(1.0, y)] for y in targets], lr=0.1)
-    cfl = strategy_of("cfl", fleet, clusters=clusters, options={"cfl": CFLOptions(**{**NOW, **options})})
-    cfl.clusters = Models(np.full((1, 1), start, np.float32))
+    cfl = method_of("cfl", fleet, clusters=clusters, options={"cfl": CFLOptions(**{**NOW, **options})})
+    cfl.base.clusters = Models(np.full((1, 1), start, np.float32))
     return cfl, fleet
 
 
 def clusters_of(cfl):
     """Members of each cluster, as client ids."""
-    return [np.flatnonzero(cfl.assignment == k).tolist() for k in range(cfl.K)]
+    return [np.flatnonzero(cfl.base.assignment == k).tolist() for k in range(cfl.base.K)]
 
 
 def test_one_round_by_hand():
     # Updates from w = 0: 2, 2.2, -2, -1.8. Their mean 0.1 is short, the longest, 2.2, is not.
     cfl, fleet = cfl_of([10.0, 11.0, -10.0, -9.0], eps1=0.2, eps2=2.0)
-    cfl.run_round(fleet, 1)
+    cfl.round(fleet, 1)
     assert cfl.report["mean_update"] == pytest.approx([0.1], rel=1e-5)
     assert cfl.report["longest_update"] == pytest.approx([2.2], rel=1e-5)
     # Cosines are +1 inside {0, 1} and {2, 3} and -1 across: each half is averaged on its own in the same round.
-    assert cfl.K == 2 and clusters_of(cfl) == [[0, 1], [2, 3]]
-    assert cfl.clusters.values.ravel().tolist() == pytest.approx([2.1, -1.9], rel=1e-6)
+    assert cfl.base.K == 2 and clusters_of(cfl) == [[0, 1], [2, 3]]
+    assert cfl.base.clusters.values.ravel().tolist() == pytest.approx([2.1, -1.9], rel=1e-6)
     assert cfl.events == [
         "Cluster 0 was split: 2 clients stay in it, 2 are cluster 1 (largest cosine of updates across: -1.00)."
     ]
     # Next round from 2.1 and -1.9: 2.1 + 0.2 (10.5 - 2.1) = 3.78 and -1.9 + 0.2 (-9.5 + 1.9) = -3.42.
     fleet.begin(2)
-    cfl.run_round(fleet, 2)
-    assert cfl.clusters.values.ravel().tolist() == pytest.approx([3.78, -3.42], rel=1e-6)
+    cfl.round(fleet, 2)
+    assert cfl.base.clusters.values.ravel().tolist() == pytest.approx([3.78, -3.42], rel=1e-6)
 
 
 def test_each_condition_is_needed():
@@ -50,8 +50,8 @@ def test_each_condition_is_needed():
 
     def clusters_after(clusters=4, round=1, **options):
         cfl, fleet = cfl_of(targets, clusters, **{"eps1": 0.2, "eps2": 2.0, **options})
-        cfl.run_round(fleet, round)
-        return cfl.K
+        cfl.round(fleet, round)
+        return cfl.base.K
 
     assert clusters_after() == 2
     assert clusters_after(eps1=0.05) == 1  # the mean update is longer
@@ -72,9 +72,9 @@ def test_relative_thresholds_are_shares_of_the_longest_mean_update():
         splits = []
         for round in range(1, 16):
             fleet.begin(round)
-            cfl.run_round(fleet, round)
-            splits += [round] * (cfl.K > 1)
-        assert cfl.scale == pytest.approx(10.1, rel=1e-5)
+            cfl.round(fleet, round)
+            splits += [round] * (cfl.base.K > 1)
+        assert cfl.base.scale == pytest.approx(10.1, rel=1e-5)
         assert splits[:1] == ([expected] if expected else [])
 
 
@@ -85,24 +85,24 @@ def test_children_divide_their_parents_client_ids_over_three_successive_splits()
     seen = [clusters_of(cfl)]
     for round in range(1, 80):
         fleet.begin(round)
-        before = cfl.assignment.copy()
-        cfl.run_round(fleet, round)
-        if len(seen[-1]) < cfl.K:
+        before = cfl.base.assignment.copy()
+        cfl.round(fleet, round)
+        if len(seen[-1]) < cfl.base.K:
             seen.append(clusters_of(cfl))
-            for child in np.flatnonzero(cfl.parents >= 0)[len(seen[-2]) - 1 :]:
-                parent = int(cfl.parents[child])
-                halves = [set(np.flatnonzero(cfl.assignment == k).tolist()) for k in (parent, child)]
+            for child in np.flatnonzero(cfl.base.parents >= 0)[len(seen[-2]) - 1 :]:
+                parent = int(cfl.base.parents[child])
+                halves = [set(np.flatnonzero(cfl.base.assignment == k).tolist()) for k in (parent, child)]
                 whole = set(np.flatnonzero(before == parent).tolist()) or set(range(8))
                 assert halves[0] | halves[1] == whole and not halves[0] & halves[1] and all(halves)
     # First hundreds, then tens; pairs are one apart: 0.2 * 0.5 is no longer than eps2.
     groups = {
         frozenset(np.flatnonzero(np.abs(wants - middle) < 1).tolist()) for middle in (0.5, 10.5, 100.5, 110.5)
     }
-    assert cfl.K == 4 and {frozenset(members) for members in clusters_of(cfl)} == groups
-    values = [cfl.clusters.values[cfl.assignment[i], 0] for i in range(8)]
+    assert cfl.base.K == 4 and {frozenset(members) for members in clusters_of(cfl)} == groups
+    values = [cfl.base.clusters.values[cfl.base.assignment[i], 0] for i in range(8)]
     assert values == pytest.approx([110.5, 0.5, 100.5, 10.5, 0.5, 110.5, 10.5, 100.5], abs=0.3)
     # Four clusters out of one make three splits; the second and the third are of clusters that are not the first.
-    assert len(cfl.parents) == 4 and cfl.parents.tolist()[0] == UNASSIGNED
+    assert len(cfl.base.parents) == 4 and cfl.base.parents.tolist()[0] == UNASSIGNED
 
 
 def test_children_divide_their_parents_client_ids_over_three_generations():
@@ -115,10 +115,10 @@ def test_children_divide_their_parents_client_ids_over_three_generations():
     for round in range(1, 66):
         fleet.begin(round)
         before = [everyone] if round == 1 else [frozenset(members) for members in clusters_of(cfl)]
-        cfl.run_round(fleet, round)
+        cfl.round(fleet, round)
         after = [frozenset(members) for members in clusters_of(cfl)]
-        for child in range(len(before), cfl.K):
-            parent = int(cfl.parents[child])
+        for child in range(len(before), cfl.base.K):
+            parent = int(cfl.base.parents[child])
             whole, halves = before[parent], (after[parent], after[child])
             assert halves[0] | halves[1] == whole and not halves[0] & halves[1] and all(halves)
             generation |= dict.fromkeys(halves, generation[whole] + 1)
@@ -135,8 +135,8 @@ def test_eps1_zero_never_splits_and_has_the_bits_of_fedavg():
         session_of("method=fedavg"),
     )
     run(cfl, 4), run(fedavg, 4)
-    assert cfl.server.strategy.K == 1
-    assert np.array_equal(cfl.server.strategy.clusters.values[0], fedavg.server.strategy.model)
+    assert cfl.server.method.base.K == 1
+    assert np.array_equal(cfl.server.method.base.clusters.values[0], fedavg.server.method.base.model)
 
 
 # --- similarities and halves ------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_complete_and_optimal_differ_on_a_chain():
 def test_ties_and_updates_of_no_length():
     assert bipartition(np.ones((4, 4)), "complete").sum() in (1, 2)
     session = session_of("method=fedavg", "clusters=1")
-    fleet, start = session.fleet, session.server.strategy.model
+    fleet, start = session.fleet, session.server.method.base.model
     fleet.begin(1)
     theta = fleet.train(start=start)
     moved = theta.gather().astype(np.float64) - start
@@ -191,14 +191,14 @@ def test_ties_and_updates_of_no_length():
 def test_buffers_do_not_count_as_updates():
     # BatchNorm's running statistics move far in a round; lengths and cosines are those of trainable parameters.
     session = session_of("method=cfl", "model=cnn_fashion", "local.steps=1")
-    strategy, fleet = session.server.strategy, session.fleet
+    strategy, fleet = session.server.method, session.fleet
     fleet.begin(1)
     c = np.zeros(8, np.int64)
-    theta = strategy.train(fleet, c)
-    start, P = strategy.clusters.values[0], fleet.spec.parameters
+    theta = strategy.base.train(fleet, c)
+    start, P = strategy.base.clusters.values[0], fleet.spec.parameters
     moved = theta.gather().astype(np.float64) - start
     assert fleet.spec.size > P and np.abs(moved[:, P:]).max() > 0
-    mean, longest = strategy.lengths(fleet, theta, c)
+    mean, longest = strategy.base.lengths(fleet, theta, c)
     weights = fleet.sizes / fleet.sizes.sum()
     assert longest == pytest.approx([np.linalg.norm(moved[:, :P], axis=1).max()], rel=1e-6)
     assert mean == pytest.approx([np.linalg.norm(weights @ moved[:, :P])], rel=1e-4)
@@ -213,43 +213,47 @@ def test_buffers_do_not_count_as_updates():
 def test_clients_that_missed_a_split_join_one_of_its_halves_by_loss():
     cfl, fleet = cfl_of([10.0, 11.0, -10.0, -9.0, 10.0, -10.0], eps1=0.2, eps2=2.0)
     everyone = fleet.everyone
-    cfl.options.first = 2
-    cfl.run_round(fleet, 1)
-    assert cfl.K == 1 and clusters_of(cfl) == [[0, 1, 2, 3, 4, 5]]
-    cfl.clusters = Models(np.zeros((1, 1), np.float32))
+    cfl.base.options.first = 2
+    cfl.round(fleet, 1)
+    assert cfl.base.K == 1 and clusters_of(cfl) == [[0, 1, 2, 3, 4, 5]]
+    cfl.base.clusters = Models(np.zeros((1, 1), np.float32))
     fleet.begin(2)
-    cfl.run_round(fleet.select([0, 1, 2, 3]), 2)
+    cfl.round(fleet.select([0, 1, 2, 3]), 2)
     # 4 and 5 belong to neither half yet, and predict with the one that fits.
-    assert cfl.assignment.tolist() == [0, 0, 1, 1, UNASSIGNED, UNASSIGNED]
-    assert cfl.waiting.tolist() == [UNASSIGNED] * 4 + [1, 1]
+    assert cfl.base.assignment.tolist() == [0, 0, 1, 1, UNASSIGNED, UNASSIGNED]
+    assert cfl.base.waiting.tolist() == [UNASSIGNED] * 4 + [1, 1]
     assert cfl.labels(everyone).tolist() == [0, 0, 1, 1, 0, 1]
     fleet.begin(3)
-    cfl.options.eps1 = 0.0  # no further split
-    cfl.run_round(fleet.select([2, 5]), 3)
-    assert cfl.assignment.tolist() == [0, 0, 1, 1, UNASSIGNED, 1]
-    assert cfl.waiting.tolist() == [UNASSIGNED] * 4 + [1, UNASSIGNED]
+    cfl.base.options.eps1 = 0.0  # no further split
+    cfl.round(fleet.select([2, 5]), 3)
+    assert cfl.base.assignment.tolist() == [0, 0, 1, 1, UNASSIGNED, 1]
+    assert cfl.base.waiting.tolist() == [UNASSIGNED] * 4 + [1, UNASSIGNED]
 
 
 def test_who_waits_may_only_join_what_its_split_led_to():
     cfl, fleet = cfl_of([1.0, 2.0, 3.0], clusters=8)
     # 0 was split into 0 and 1, 0 into 0 and 2, 1 into 1 and 3, 2 into 2 and 4.
-    cfl.K, cfl.parents = 5, np.array([UNASSIGNED, 0, 0, 1, 2])
-    may = {split: np.flatnonzero(cfl.descendants(split)).tolist() for split in range(5)}
+    cfl.base.K, cfl.base.parents = 5, np.array([UNASSIGNED, 0, 0, 1, 2])
+    may = {split: np.flatnonzero(cfl.base.descendants(split)).tolist() for split in range(5)}
     assert may == {0: [0, 1, 2, 3, 4], 1: [0, 1, 2, 3, 4], 2: [0, 2, 4], 3: [1, 3], 4: [2, 4]}
-    cfl.clusters = Models(np.float32([[9.0], [1.0], [9.0], [2.1], [2.9]]))
-    cfl.waiting = np.array([3, 2, 0])
-    assert cfl.adopt(fleet).tolist() == [1, 4, 4]  # client 1 would like cluster 3, which is none of its kin
+    cfl.base.clusters = Models(np.float32([[9.0], [1.0], [9.0], [2.1], [2.9]]))
+    cfl.base.waiting = np.array([3, 2, 0])
+    assert cfl.base.adopt(fleet).tolist() == [
+        1,
+        4,
+        4,
+    ]  # client 1 would like cluster 3, which is none of its kin
 
 
 def test_a_client_that_does_not_arrive_is_not_split_on():
     cfl, fleet = cfl_of([10.0, 11.0, -10.0, -9.0, float("inf")], eps1=0.2, eps2=2.0)
-    cfl.run_round(fleet, 1)
-    assert cfl.assignment.tolist() == [0, 0, 1, 1, UNASSIGNED]
-    assert cfl.waiting.tolist() == [UNASSIGNED] * 4 + [
+    cfl.round(fleet, 1)
+    assert cfl.base.assignment.tolist() == [0, 0, 1, 1, UNASSIGNED]
+    assert cfl.base.waiting.tolist() == [UNASSIGNED] * 4 + [
         0
     ]  # it has never been seen: any cluster may be its own
-    assert cfl.clusters.values.ravel().tolist() == pytest.approx([2.1, -1.9], rel=1e-6)
-    assert not np.shares_memory(cfl.clusters.values[0], cfl.clusters.values[1])
+    assert cfl.base.clusters.values.ravel().tolist() == pytest.approx([2.1, -1.9], rel=1e-6)
+    assert not np.shares_memory(cfl.base.clusters.values[0], cfl.base.clusters.values[1])
 
 
 # --- experiments ------------------------------------------------------------------------------------------
@@ -272,7 +276,7 @@ def test_planted_rotations_are_recovered(groups, seed):
     )
     report = run(session, 10)[-1]
     assert report.metrics["ari"] == 1.0 and report.metrics["cluster_sizes"] == [12 // groups] * groups
-    assert session.server.strategy.K == groups == len(session.server.strategy.clusters)
+    assert session.server.method.base.K == groups == len(session.server.method.base.clusters)
 
 
 def test_clients_of_one_kind_are_not_split():  # seeds 0 to 6 alike
@@ -300,7 +304,7 @@ def test_the_same_bits_in_any_layout_and_after_a_restore():
     whole = session_of(*settings)
     reports = run(whole, 5)
     expected = outcome(whole, reports)
-    assert whole.server.strategy.K > 1 and (whole.server.strategy.waiting >= 0).any()
+    assert whole.server.method.base.K > 1 and (whole.server.method.base.waiting >= 0).any()
     assert all(np.isfinite(report.clients["accuracy"]).all() for report in reports)
     first = session_of(*settings, blocks=[[7, 0, 3], [5, 1], [2, 6, 4]])
     reports = run(first, 3)
@@ -312,6 +316,6 @@ def test_the_same_bits_in_any_layout_and_after_a_restore():
 def test_a_split_federation_takes_newcomers_and_a_shared_model():
     session = session_of("method=cfl+cam", "cfl.first=1", "cfl.eps1=2", "cfl.eps2=0", "holdout_clients=0.25")
     reports = run(session, 4)
-    assert session.server.strategy.K == 2
+    assert session.server.method.base.K == 2
     assert np.isfinite(reports[-1].clients["accuracy"]).all()
     assert np.isfinite(reports[-1].metrics["holdout_micro_accuracy"])

@@ -15,7 +15,7 @@ from archipelago.strategies.references import Models, PerClient
 from lightning_modules.engines import Term
 from lightning_modules.engines.objective import objective_of
 from tests.support.experiments import config_of, run, session_of
-from tests.support.scalar import scalar_fleet, strategy_of
+from tests.support.scalar import method_of, scalar_fleet
 
 NOTHING = Models(np.zeros((1, 1), np.float32))
 NOBODY = PerClient(np.zeros(1))
@@ -117,7 +117,7 @@ def test_a_coefficient_of_zero_is_the_base(base, off):
     plain, other = session_of(f"method={base}", model), session_of(f"method={base}+{addons}", model, *options)
     run(plain, 2)
     run(other, 2)
-    assert np.array_equal(plain.server.strategy.clusters.values, other.server.strategy.clusters.values)
+    assert np.array_equal(plain.server.method.base.clusters.values, other.server.method.base.clusters.values)
 
 
 KNOBS = [
@@ -133,39 +133,39 @@ def test_every_knob_changes_the_numbers():
         addons, *options = knob.split() or [""]
         session = session_of("method=wecfl" + (f"+{addons}" if addons else ""), "model=cnn_digits", *options)
         run(session, 3)
-        seen.setdefault(session.server.strategy.clusters.values.tobytes(), []).append(knob)
+        seen.setdefault(session.server.method.base.clusters.values.tobytes(), []).append(knob)
     assert len(seen) == len(KNOBS) + 1, [same for same in seen.values() if len(same) > 1]
 
 
 def test_con_and_cks_together_act_on_head_and_backbone():
     session = session_of("method=wecfl+con+cks", "model=cnn_digits")
     session.run_round(1)
-    strategy, fleet = session.server.strategy, session.fleet
-    contrast_term, pull = strategy.penalties(fleet, strategy.labels(fleet))
+    strategy, fleet = session.server.method, session.fleet
+    contrast_term, pull = strategy.base.penalties(fleet, strategy.labels(fleet))
     head = set(fleet.spec.columns("head").tolist())
     assert set(contrast_term.columns.tolist()) == head
     assert set(pull.columns.tolist()) == set(fleet.spec.columns("parameters").tolist()) - head
     alone = session_of("method=wecfl+cks", "model=cnn_digits")
-    (whole,) = alone.server.strategy.penalties(alone.fleet, np.zeros(8, np.int64))
+    (whole,) = alone.server.method.base.penalties(alone.fleet, np.zeros(8, np.int64))
     assert len(whole.columns) == fleet.spec.parameters
 
 
 def test_cks_pulls_to_the_mean_of_all_clients():
     session = session_of("method=wecfl+cks", "clusters=3")
     session.run_round(1)
-    strategy, fleet = session.server.strategy, session.fleet
-    shares = cluster_shares(strategy, fleet)
-    by_hand = [fleet.sizes[strategy.assignment == k].sum() / fleet.sizes.sum() for k in range(3)]
+    strategy, fleet = session.server.method, session.fleet
+    shares = cluster_shares(strategy.base, fleet)
+    by_hand = [fleet.sizes[strategy.base.assignment == k].sum() / fleet.sizes.sum() for k in range(3)]
     assert shares.tolist() == pytest.approx(by_hand)
-    (pull,) = strategy.penalties(fleet, strategy.labels(fleet))
-    assert np.allclose(pull.mean, shares @ strategy.clusters.values.astype(np.float64), rtol=1e-6)
+    (pull,) = strategy.base.penalties(fleet, strategy.labels(fleet))
+    assert np.allclose(pull.mean, shares @ strategy.base.clusters.values.astype(np.float64), rtol=1e-6)
 
 
 def test_sharing_draws_clusters_together_and_contrast_pushes_them_apart():
     def spread(*setting):
         session = session_of(*setting, "clusters=2", "local.steps=10", "local.momentum=0")
         run(session, 5)
-        first, second = session.server.strategy.clusters.values.astype(np.float64)
+        first, second = session.server.method.base.clusters.values.astype(np.float64)
         head = session.fleet.spec.columns("head")
         cosine = first[head] @ second[head] / np.linalg.norm(first[head]) / np.linalg.norm(second[head])
         return float(np.linalg.norm(first - second)), cosine
@@ -211,20 +211,20 @@ def test_few_shots_hold_the_assignment_still():
 def test_pairwise_weights_leave_the_own_cluster_out():
     session = session_of("method=wecfl+cks", "cks.form=pairwise", "clusters=3")
     session.run_round(1)
-    strategy, fleet = session.server.strategy, session.fleet
+    strategy, fleet = session.server.method, session.fleet
     c = strategy.labels(fleet)
-    (pull,) = strategy.penalties(fleet, c)
-    expected = np.repeat(cluster_shares(strategy, fleet)[None], 8, axis=0)
+    (pull,) = strategy.base.penalties(fleet, c)
+    expected = np.repeat(cluster_shares(strategy.base, fleet)[None], 8, axis=0)
     expected[np.arange(8), c] = 0.0
     assert np.array_equal(pull.weights.values, expected)
 
 
 def test_prox_pulls_to_the_cluster_a_client_came_from():
     session = session_of("method=oracle+prox", "prox.mu=0.5")
-    strategy, fleet = session.server.strategy, session.fleet
+    strategy, fleet = session.server.method, session.fleet
     session.run_round(1)
-    (pull,) = strategy.penalties(fleet, strategy.labels(fleet))
-    assert pull.mu == 0.5 and np.array_equal(pull.anchor.rows, strategy.assignment)
+    (pull,) = strategy.base.penalties(fleet, strategy.labels(fleet))
+    assert pull.mu == 0.5 and np.array_equal(pull.anchor.rows, strategy.base.assignment)
 
 
 @pytest.mark.parametrize("form", ["para", "rep"])
@@ -233,7 +233,7 @@ def test_contrast_is_batched_by_vmap_and_gives_the_same_numbers(form):
     for executor in ("loop", "vmap"):
         session = session_of("method=ifca+con", f"con.form={form}", f"local.executor={executor}")
         assert not any("falls back" in event for report in run(session, 2) for event in report.events)
-        final.append(session.server.strategy.clusters.values)
+        final.append(session.server.method.base.clusters.values)
     assert np.allclose(final[0], final[1], rtol=1e-4, atol=1e-5)
 
 
@@ -244,11 +244,11 @@ def test_sharing_the_backbone_needs_one():
 
 def test_two_steps_of_prox_by_hand():
     fleet = scalar_fleet([[(1.0, 2.0)], [(1.0, 2.0)]], lr=0.1, steps=2)
-    strategy = strategy_of("ifca+prox", fleet, clusters=1, options={"prox": ProxOptions(mu=1.0)})
-    strategy.clusters = Models(np.float32([[1.0]]))
-    strategy.run_round(fleet, 1)
+    strategy = method_of("ifca+prox", fleet, clusters=1, options={"prox": ProxOptions(mu=1.0)})
+    strategy.base.clusters = Models(np.float32([[1.0]]))
+    strategy.round(fleet, 1)
     # 1 - 0.2 (1 - 2) = 1.2, then 1.2 - 0.1 (2 (1.2 - 2) + 1 (1.2 - 1)) = 1.34
-    assert strategy.clusters.values.ravel().tolist() == pytest.approx([1.34], rel=1e-6)
+    assert strategy.base.clusters.values.ravel().tolist() == pytest.approx([1.34], rel=1e-6)
 
 
 def test_contrast_of_representations_needs_several_outputs():
@@ -262,24 +262,27 @@ def test_contrast_of_representations_needs_several_outputs():
 def test_one_round_of_cks_by_hand(form):
     fleet = scalar_fleet([[(1.0, 0.0)], [(1.0, 4.0)]], lr=0.1)
     options = {"cks": CKSOptions(form=form, lam=1.0)}
-    strategy = strategy_of("fesem+cks", fleet, clusters=2, rounds=4, options=options)
-    strategy.clusters, strategy.assignment = Models(np.float32([[0.0], [4.0]])), np.array([0, 1])
-    strategy.run_round(fleet, 1)
+    strategy = method_of("fesem+cks", fleet, clusters=2, rounds=4, options=options)
+    strategy.base.clusters, strategy.base.assignment = Models(np.float32([[0.0], [4.0]])), np.array([0, 1])
+    strategy.round(fleet, 1)
     # Both fit their data: only the pull is left, to the mean 2 (5.6) or half way to the other one (5.5).
-    assert strategy.clusters.values.ravel().tolist() == pytest.approx([0.2, 3.8], rel=1e-6)
+    assert strategy.base.clusters.values.ravel().tolist() == pytest.approx([0.2, 3.8], rel=1e-6)
 
 
 def test_one_round_of_con_by_hand():
     # y = w x + b, all of it head. Both fit their data: only the contrast between (1, 0) and (0, 1) is left.
     fleet = scalar_fleet([[(1.0, 1.0)], [(1.0, 1.0)]], lr=0.1, model=ModelSettings(name="linear"))
     options = {"con": CONOptions(form="para", mu=2.0, tau=1.0)}
-    strategy = strategy_of("fesem+con", fleet, clusters=2, rounds=4, options=options)
-    strategy.clusters, strategy.assignment = Models(np.float32([[1.0, 0.0], [0.0, 1.0]])), np.array([0, 1])
-    strategy.run_round(fleet, 1)
+    strategy = method_of("fesem+con", fleet, clusters=2, rounds=4, options=options)
+    strategy.base.clusters, strategy.base.assignment = (
+        Models(np.float32([[1.0, 0.0], [0.0, 1.0]])),
+        np.array([0, 1]),
+    )
+    strategy.round(fleet, 1)
     # Cosines 1 (own) and 0: log(1 + e^(0 - 1)) has the slope 1 / (1 + e) along the other one's cosine, whose gradient
     # is that model itself, at a right angle; the own cosine is at its largest. Step: 0.1 * 2 / (1 + e).
     step = 0.2 / (1 + np.e)
-    assert strategy.clusters.values.tolist() == [
+    assert strategy.base.clusters.values.tolist() == [
         pytest.approx([1.0, -step], rel=1e-5),
         pytest.approx([-step, 1.0], rel=1e-5),
     ]
@@ -289,16 +292,16 @@ def test_one_round_of_contrasted_representations_by_hand():
     # Logits are W x + b for two classes. At x = 1 cluster 0 says (1, 0) and cluster 1 says (0, 1), as the labels do.
     fleet = scalar_fleet([[(1.0, 0)], [(1.0, 1)]], lr=0.1, model=ModelSettings(name="linear"), classes=2)
     options = {"con": CONOptions(form="rep", mu=2.0, tau=1.0)}
-    strategy = strategy_of("fesem+con", fleet, clusters=2, rounds=4, options=options)
-    strategy.clusters = Models(np.float32([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]))
-    strategy.assignment = np.array([0, 1])
-    strategy.run_round(fleet, 1)
+    strategy = method_of("fesem+con", fleet, clusters=2, rounds=4, options=options)
+    strategy.base.clusters = Models(np.float32([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]))
+    strategy.base.assignment = np.array([0, 1])
+    strategy.round(fleet, 1)
     # Cross-entropy of client 0: (-1, 1) / (1 + e) on its logits. Contrast: cosines 1 (own, at its largest) and 0, whose
     # gradient is the other one's logits; log(1 + e^(0 - 1)) has the slope 1 / (1 + e) along it: 2 (0, 1) / (1 + e).
     # Together (-1, 3) / (1 + e), on W and on b alike.
     q = 0.1 / (1 + np.e)
-    assert strategy.assignment.tolist() == [0, 1]
-    assert strategy.clusters.values.tolist() == [
+    assert strategy.base.assignment.tolist() == [0, 1]
+    assert strategy.base.clusters.values.tolist() == [
         pytest.approx([1 + q, -3 * q, q, -3 * q], rel=1e-5),
         pytest.approx([-3 * q, 1 + q, -3 * q, q], rel=1e-5),
     ]
@@ -309,15 +312,15 @@ def test_one_round_of_con_and_cks_together_by_hand():
     model = ModelSettings(name="mlp", hidden=[1], head=["fc2"])
     fleet = scalar_fleet([[(1.0, 1.0)], [(1.0, 1.0)]], lr=0.1, model=model)
     options = {"con": CONOptions(form="para", mu=2.0, tau=1.0), "cks": CKSOptions(lam=0.5)}
-    strategy = strategy_of("fesem+con+cks", fleet, clusters=2, rounds=4, options=options)
-    strategy.clusters = Models(np.float32([[1.0, 0.0, 1.0, 0.0], [3.0, 0.0, 0.0, 1.0]]))
-    strategy.assignment = np.array([0, 1])
-    strategy.run_round(fleet, 1)
+    strategy = method_of("fesem+con+cks", fleet, clusters=2, rounds=4, options=options)
+    strategy.base.clusters = Models(np.float32([[1.0, 0.0, 1.0, 0.0], [3.0, 0.0, 0.0, 1.0]]))
+    strategy.base.assignment = np.array([0, 1])
+    strategy.round(fleet, 1)
     # Backbone: to the mean (2, 0) by 0.1 * 0.5 of the way. Head: pushed off as in `test_one_round_of_con_by_hand`,
     # and not pulled to its mean.
     step = 0.2 / (1 + np.e)
-    assert strategy.assignment.tolist() == [0, 1]
-    assert strategy.clusters.values.tolist() == [
+    assert strategy.base.assignment.tolist() == [0, 1]
+    assert strategy.base.clusters.values.tolist() == [
         pytest.approx([1.05, 0.0, 1.0, -step], rel=1e-5),
         pytest.approx([2.95, 0.0, -step, 1.0], rel=1e-5),
     ]

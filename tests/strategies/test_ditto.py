@@ -7,7 +7,7 @@ from archipelago.strategies.ditto import DittoOptions
 from archipelago.strategies.references import Prediction, Private
 from tests.support.equality import assert_same_bits_everywhere
 from tests.support.experiments import checkpoint_of, run, session_of
-from tests.support.scalar import scalar_fleet, strategy_of
+from tests.support.scalar import method_of, scalar_fleet
 
 # Client 0 holds (1, 2) once, client 1 holds (1, -2) three times: gradients 2 (w - 2) and 2 (w + 2).
 TWO = [[(1.0, 2.0)], [(1.0, -2.0)] * 3]
@@ -15,8 +15,8 @@ SKEWED = ("data.rotations=1", "partition=n_class", "partition.classes=2")
 
 
 def ditto_on(fleet, lam):
-    ditto = strategy_of("ditto", fleet, options={"ditto": DittoOptions(lam=lam)})
-    ditto.model = ditto.start = np.float32([1.0])
+    ditto = method_of("ditto", fleet, options={"ditto": DittoOptions(lam=lam)})
+    ditto.base.model = ditto.base.start = np.float32([1.0])
     return ditto
 
 
@@ -27,17 +27,17 @@ def personal(fleet):
 def test_two_rounds_by_hand():
     fleet = scalar_fleet(TWO, lr=0.1, steps=2)
     ditto = ditto_on(fleet, 0.5)
-    ditto.round(fleet)
+    ditto.base.round(fleet)
     fleet.commit()
     # Global: 1, 1.2, 1.36 and 1, 0.4, -0.08; (1 * 1.36 + 3 * -0.08) / 4 = 0.28.
-    assert ditto.model.tolist() == pytest.approx([0.28], rel=1e-5)
+    assert ditto.base.model.tolist() == pytest.approx([0.28], rel=1e-5)
     # v_0: 1.2, then 2 (1.2 - 2) + 0.5 (1.2 - 1) = -1.5, 1.35.
     # v_1: 0.4, then 2 (0.4 + 2) + 0.5 (0.4 - 1) = 4.5, -0.05.
     assert personal(fleet) == pytest.approx([1.35, -0.05], rel=1e-5)
     # F_k + 0.25 (v - 1)^2 at each step: 1, 0.64 + 0.01 and 9, 5.76 + 0.09; (1 * 0.825 + 3 * 7.425) / 4
     assert ditto.report["personal_objective"] == pytest.approx(5.775, rel=1e-6)
     fleet.begin(2)
-    ditto.round(fleet)
+    ditto.base.round(fleet)
     fleet.commit()
     # v_0 goes on from 1.35, pulled towards the 0.28 it received:
     #   2 (1.35 - 2) + 0.5 (1.35 - 0.28) = -0.765, 1.4265
@@ -49,11 +49,11 @@ def test_two_rounds_by_hand():
 
 def test_lambda_zero_is_local_training():
     fleet, alone = scalar_fleet(TWO, lr=0.1, steps=2), scalar_fleet(TWO, lr=0.1, steps=2)
-    ditto, local = ditto_on(fleet, 0.0), strategy_of("local", alone)
-    local.start = np.float32([1.0])
+    ditto, local = ditto_on(fleet, 0.0), method_of("local", alone)
+    local.base.start = np.float32([1.0])
     for number in range(2, 5):
-        ditto.round(fleet)
-        local.round(alone)
+        ditto.base.round(fleet)
+        local.base.round(alone)
         fleet.commit()
         alone.commit()
         fleet.begin(number)
@@ -64,7 +64,7 @@ def test_lambda_zero_is_local_training():
 
 def test_lambda_zero_is_local_training_to_the_last_bit():
     session, alone = session_of("method=ditto", "ditto.lam=0"), session_of("method=local")
-    start = session.server.strategy.start
+    start = session.server.method.base.start
     run(session, 3)
     for number in range(1, 4):  # local training on the batches of the slot "personal"
         alone.fleet.begin(number)
@@ -79,14 +79,14 @@ def test_the_global_model_is_that_of_fedavg():
     ditto, fedavg = session_of("method=ditto", *SKEWED), session_of("method=fedavg", *SKEWED)
     run(ditto, 3)
     run(fedavg, 3)
-    assert np.array_equal(ditto.server.strategy.model, fedavg.server.strategy.model)
+    assert np.array_equal(ditto.server.method.base.model, fedavg.server.method.base.model)
 
 
 def test_a_larger_lambda_keeps_personal_models_closer():
     away = []
     for lam in (0.0, 1.0, 10.0):
         session = session_of("method=ditto", f"ditto.lam={lam}", *SKEWED, "local.momentum=0")
-        received = session.server.strategy.model
+        received = session.server.method.base.model
         run(session, 1)
         models = [state["model/personal"] for state in checkpoint_of(session).clients.values()]
         away.append(np.mean([np.linalg.norm(model - received) for model in models]))
@@ -98,7 +98,7 @@ def test_personal_models_serve_skewed_clients_better_than_the_global_one():
     report = run(session, 5)[-1]
     session.fleet.begin(6)
     everyone = session.fleet.everyone
-    shared = everyone.evaluate(Prediction([session.server.strategy.model]))["accuracy"]
+    shared = everyone.evaluate(Prediction([session.server.method.base.model]))["accuracy"]
     assert report.clients["accuracy"].mean() > shared.mean() + 0.1
 
 
@@ -108,7 +108,7 @@ def test_a_client_that_never_took_part_predicts_with_the_global_model():
     seen = {client for client, state in checkpoint_of(session).clients.items() if "model/personal" in state}
     assert len(seen) == 2
     session.fleet.begin(2)
-    shared = session.fleet.everyone.evaluate(Prediction([session.server.strategy.model]))
+    shared = session.fleet.everyone.evaluate(Prediction([session.server.method.base.model]))
     for client in range(8):
         same = report.clients["loss"][client] == shared["loss"][client]
         assert same == (client not in seen)
@@ -117,9 +117,9 @@ def test_a_client_that_never_took_part_predicts_with_the_global_model():
 def test_a_client_that_blows_up_keeps_no_personal_model_and_the_others_go_on():
     fleet = scalar_fleet([[(1.0, 2.0)], [(1e30, 1.0)]], lr=0.1)
     ditto = ditto_on(fleet, 0.5)
-    ditto.round(fleet)
+    ditto.base.round(fleet)
     fleet.commit()
-    assert ditto.model.tolist() == pytest.approx([1.2], rel=1e-6)
+    assert ditto.base.model.tolist() == pytest.approx([1.2], rel=1e-6)
     assert "model/personal" not in fleet.snapshot()[0][1]
     assert ditto.report["personal_objective"] == pytest.approx(1.0, rel=1e-6)  # (1 - 2)^2 of client 0
 
@@ -127,9 +127,9 @@ def test_a_client_that_blows_up_keeps_no_personal_model_and_the_others_go_on():
 def test_no_two_models_share_storage():
     session = session_of("method=ditto")
     run(session, 2)
-    strategy = session.server.strategy
+    strategy = session.server.method
     models = [state["model/personal"] for state in checkpoint_of(session).clients.values()]
-    models += [strategy.model, strategy.start]
+    models += [strategy.base.model, strategy.base.start]
     assert len({model.tobytes() for model in models}) == len(models) == 10
     assert not any(np.shares_memory(a, b) for i, a in enumerate(models) for b in models[:i])
 

@@ -9,7 +9,7 @@ from archipelago.strategies.fedprox import FedProxOptions
 from archipelago.strategies.penalties import Linear
 from tests.support.equality import assert_same_bits_everywhere
 from tests.support.experiments import run, session_of
-from tests.support.scalar import scalar_fleet, strategy_of
+from tests.support.scalar import method_of, scalar_fleet
 
 # Client 0 holds (1, 2) once: gradient 2 (w - 2). Client 1 holds (2, -2) three times: gradient 8 (w + 1).
 TWO = [[(1.0, 2.0)], [(2.0, -2.0)] * 3]
@@ -18,9 +18,9 @@ TWO = [[(1.0, 2.0)], [(2.0, -2.0)] * 3]
 def after_one_round(samples, mu=0.0, method="feddane", **local):
     fleet = scalar_fleet(samples, **local)
     options = {"feddane": FedDANEOptions(mu=mu), "fedprox": FedProxOptions(mu=mu)}
-    strategy = strategy_of(method, fleet, options=options, lr=local.get("lr", 0.1))
-    strategy.model = np.float32([1.0])
-    strategy.round(fleet)
+    strategy = method_of(method, fleet, options=options, lr=local.get("lr", 0.1))
+    strategy.base.model = np.float32([1.0])
+    strategy.base.round(fleet)
     return strategy, fleet
 
 
@@ -32,13 +32,13 @@ def test_one_round_by_hand():
     # Client 1, correction -4.5: 16 - 4.5 = 11.5, w = 0.885; then
     #   8 (0.885 + 1) - 4.5 + 0.5 (0.885 - 1) = 15.08 - 4.5 - 0.0575 = 10.5225, w = 0.779775
     # (1 * 0.772875 + 3 * 0.779775) / 4 = 0.77805
-    assert feddane.model.tolist() == pytest.approx([0.77805], rel=1e-6)
+    assert feddane.base.model.tolist() == pytest.approx([0.77805], rel=1e-6)
 
 
 def test_mu_and_the_linear_term_change_the_numbers():
     without_mu, _ = after_one_round(TWO, mu=0.0, lr=0.01, steps=2)
     # As above without -0.0575: 0.7723 and 0.7792.
-    assert without_mu.model.tolist() == pytest.approx([0.777475], rel=1e-6)
+    assert without_mu.base.model.tolist() == pytest.approx([0.777475], rel=1e-6)
     without_correction, _ = after_one_round(TWO, mu=0.5, method="fedprox", lr=0.01, steps=2)
     # FedProx: 1.02, then -1.96 + 0.01 = -1.95, 1.0395; 0.84, then 14.72 - 0.08 = 14.64, 0.6936.
     assert without_correction.model.tolist() == pytest.approx([0.780075], rel=1e-6)
@@ -65,7 +65,7 @@ def test_the_gradient_of_the_linear_term_is_its_finite_difference():
 
 def test_with_everyone_the_corrections_cancel():
     session = session_of("method=feddane", "partition=dirichlet", "partition.alpha=0.5")
-    fleet, model = session.fleet, session.server.strategy.model
+    fleet, model = session.fleet, session.server.method.base.model
     fleet.begin(1)
     g = fleet.gradients(at=model)
     mean = g.average(weights=fleet.sizes)
@@ -81,14 +81,14 @@ def test_one_full_batch_step_is_fedsgd():
     dane, sgd = session_of("method=feddane", *data, *one_step), session_of("method=fedsgd", *data)
     run(dane, 3)
     run(sgd, 3)
-    assert np.allclose(dane.server.strategy.model, sgd.server.strategy.model, rtol=0, atol=1e-6)
+    assert np.allclose(dane.server.method.base.model, sgd.server.method.base.model, rtol=0, atol=1e-6)
 
 
 def test_clients_with_equal_data_need_no_correction():
     alike = [[(1.0, 2.0), (2.0, 1.0)]] * 3
     dane, _ = after_one_round(alike, mu=0.5, lr=0.05, steps=4)
     prox, _ = after_one_round(alike, mu=0.5, method="fedprox", lr=0.05, steps=4)
-    assert dane.model.tolist() == pytest.approx(prox.model.tolist(), rel=1e-6)
+    assert dane.base.model.tolist() == pytest.approx(prox.base.model.tolist(), rel=1e-6)
 
 
 def test_where_clients_disagree_it_finds_the_minimum_that_fedavg_drifts_from():
@@ -96,13 +96,13 @@ def test_where_clients_disagree_it_finds_the_minimum_that_fedavg_drifts_from():
     ends = {}
     for method in ("feddane", "fedavg"):
         fleet = scalar_fleet([[(1.0, 2.0)], [(2.0, -2.0)]], lr=0.05, steps=10)
-        strategy = strategy_of(method, fleet, options={"feddane": FedDANEOptions(mu=1.0)})
-        strategy.model = np.float32([1.0])
+        strategy = method_of(method, fleet, options={"feddane": FedDANEOptions(mu=1.0)})
+        strategy.base.model = np.float32([1.0])
         for number in range(2, 32):
-            strategy.round(fleet)
+            strategy.base.round(fleet)
             fleet.commit()
             fleet.begin(number)
-        ends[method] = float(strategy.model[0])
+        ends[method] = float(strategy.base.model[0])
     assert ends["feddane"] == pytest.approx(-0.4, abs=1e-3)
     assert abs(ends["fedavg"] + 0.4) > 0.2
 
@@ -119,14 +119,14 @@ def test_it_learns_iid_digits():
 def test_a_client_without_a_finite_gradient_sits_out_the_second_phase():
     feddane, fleet = after_one_round([[(1.0, 2.0)], [(1e30, 1.0)]], lr=0.1)
     # Client 0 alone: g_t is its own gradient, no correction, w = 1 + 0.2.
-    assert feddane.model.tolist() == pytest.approx([1.2], rel=1e-6)
+    assert feddane.base.model.tolist() == pytest.approx([1.2], rel=1e-6)
     assert fleet.dropped == {1} and len(fleet.events) == 1
     assert fleet.objectives["main"][0].tolist() == [0]
 
 
 def test_the_model_stays_where_it_is_if_nobody_delivers():
     feddane, _ = after_one_round([[(1e30, 1.0)]] * 2)
-    assert feddane.model.tolist() == [1.0]
+    assert feddane.base.model.tolist() == [1.0]
 
 
 def test_clients_trained_as_one_batch_get_their_own_corrections():
@@ -134,7 +134,7 @@ def test_clients_trained_as_one_batch_get_their_own_corrections():
     loop, batched = session_of(*settings), session_of(*settings, "local.executor=vmap")
     run(loop, 2)
     run(batched, 2)
-    assert np.allclose(loop.server.strategy.model, batched.server.strategy.model, rtol=0, atol=1e-4)
+    assert np.allclose(loop.server.method.base.model, batched.server.method.base.model, rtol=0, atol=1e-4)
 
 
 def test_the_same_bits_everywhere():

@@ -6,7 +6,7 @@ import pytest
 from archipelago.strategies.feddist import ReptileOptions
 from tests.support.equality import assert_same_bits_everywhere
 from tests.support.experiments import outcome, run, session_of
-from tests.support.scalar import scalar_fleet, strategy_of
+from tests.support.scalar import method_of, scalar_fleet
 
 # Client 0 holds (1, 2) once, client 1 holds (1, -2) three times: one step from w = 1 gives 1.2 and 0.4.
 TWO = [[(1.0, 2.0)], [(1.0, -2.0)] * 3]
@@ -15,10 +15,10 @@ UNEQUAL = ("partition=dirichlet", "partition.alpha=1.0")  # clients of different
 
 def after_one_round(method, samples=TWO, options=None, **context):
     fleet = scalar_fleet(samples, lr=0.1)
-    strategy = strategy_of(method, fleet, options={} if options is None else {method: options}, **context)
-    strategy.model = np.float32([1.0])
-    strategy.round(fleet)
-    return strategy.model.tolist()
+    strategy = method_of(method, fleet, options={} if options is None else {method: options}, **context)
+    strategy.base.model = np.float32([1.0])
+    strategy.base.round(fleet)
+    return strategy.base.model.tolist()
 
 
 def test_one_round_by_hand():
@@ -62,13 +62,13 @@ def test_with_uniform_weights_both_are_one_and_feddist_ignores_the_setting():
 @pytest.mark.parametrize("method", ["feddist", "feddws"])
 def test_the_server_goes_that_share_of_the_way(method):
     whole, part = (session_of(f"method={method}", f"{method}.epsilon={e}", *UNEQUAL) for e in (1, 0.3))
-    start = whole.server.strategy.model
+    start = whole.server.method.base.model
     run(whole, 1)
     run(part, 1)
-    ratio = (part.server.strategy.model - start) / (whole.server.strategy.model - start)
-    moved = np.abs(whole.server.strategy.model - start) > 1e-3
+    ratio = (part.server.method.base.model - start) / (whole.server.method.base.model - start)
+    moved = np.abs(whole.server.method.base.model - start) > 1e-3
     assert moved.any() and np.allclose(ratio[moved], 0.3, atol=1e-3)
-    assert not np.shares_memory(part.server.strategy.model, start)
+    assert not np.shares_memory(part.server.method.base.model, start)
 
 
 @pytest.mark.parametrize("method", ["feddist", "feddws"])

@@ -8,20 +8,20 @@ from archipelago.strategies.references import Models
 from lightning_modules.engines.objective import outputs_of
 from tests.support.experiments import checkpoint_of, digest, outcome, run, session_of
 from tests.support.mixtures import error_up_to_permutation, mixed_session, ten_ninety
-from tests.support.scalar import scalar_fleet, strategy_of
+from tests.support.scalar import method_of, scalar_fleet
 
 TWO = [[(1.0, 0.0), (1.0, 1.0)], [(1.0, -1.0)]]
 
 
 def fedem_of(fleet, components=(-1.0, 1.0), **options):
-    made = strategy_of("fedem", fleet, clusters=len(components), options={"fedem": FedEMOptions(**options)})
-    made.clusters = Models(np.float32([[value] for value in components]))
+    made = method_of("fedem", fleet, clusters=len(components), options={"fedem": FedEMOptions(**options)})
+    made.base.clusters = Models(np.float32([[value] for value in components]))
     return made
 
 
 def a_round(fedem, fleet, number=1):
     fleet.begin(number)
-    fedem.run_round(fleet, number)
+    fedem.round(fleet, number)
     fleet.commit()
 
 
@@ -34,13 +34,13 @@ def test_one_round_by_hand():
     q = [fleet.snapshot()[0][i]["state/q"] for i in (0, 1)]
     assert q[0] == pytest.approx(np.array([[0.5, 0.5], [e, 1 - e]]), rel=1e-5)
     assert q[1] == pytest.approx(np.array([[1 - e, e]]), rel=1e-5)
-    assert fedem.mixture == pytest.approx(np.array([[0.258993, 0.741007], [1 - e, e]]), rel=1e-5)
-    assert fedem.assignment.tolist() == [1, 0]
+    assert fedem.base.mixture == pytest.approx(np.array([[0.258993, 0.741007], [1 - e, e]]), rel=1e-5)
+    assert fedem.base.assignment.tolist() == [1, 0]
     # Component 0, client 0: g = (0.5 * 2 (-1 - 0) + e * 2 (-1 - 1)) / 2 = -0.5 - 2 e; client 1: g = 0.
     # Component 1, client 0: g = (0.5 * 2 (1 - 0) + 0) / 2 = 0.5; client 1: g = e * 2 (1 + 1) = 4 e.
     first = (2 * (-1 + 0.1 * (0.5 + 2 * e)) + 1 * -1) / 3
     second = (2 * (1 - 0.1 * 0.5) + 1 * (1 - 0.1 * 4 * e)) / 3
-    assert fedem.clusters.values.ravel().tolist() == pytest.approx([first, second], rel=1e-6)
+    assert fedem.base.clusters.values.ravel().tolist() == pytest.approx([first, second], rel=1e-6)
     # What was minimised: client 0: (0.5 * 1 + e * 4) / 2 + 0.5 / 2, client 1: 0 + e * 4.
     assert fedem.report["federated_objective"] == pytest.approx((2 * (0.5 + 2 * e) + 4 * e) / 3, rel=1e-5)
     # -log(e^-1) = 1 and -log((1 + e^-4) / 2) = 0.675, twice: means 0.8375 (n = 2) and 0.675 (n = 1).
@@ -49,7 +49,7 @@ def test_one_round_by_hand():
     # A regression predicts the mean of the mixture: 0.258993 first + 0.741007 second, on y = 0 and y = 1.
     fleet.begin(2)
     w = 0.258993 * first + 0.741007 * second
-    found = fleet.evaluate(fedem.predict(fleet))
+    found = fleet.evaluate(fedem.prediction(fleet))
     assert found["mse"][0] == pytest.approx((w**2 + (w - 1) ** 2) / 2, rel=1e-5)
     assert found["loss"][0] == pytest.approx(found["mse"][0], rel=1e-6)
 
@@ -58,13 +58,13 @@ def test_the_second_e_step_starts_from_the_first_ones_pi():
     fleet = scalar_fleet(TWO, lr=0.1)
     fedem = fedem_of(fleet)
     a_round(fedem, fleet)
-    pi, (a, b) = fedem.mixture[0], fedem.clusters.values.ravel().astype(float)
+    pi, (a, b) = fedem.base.mixture[0], fedem.base.clusters.values.ravel().astype(float)
     a_round(fedem, fleet, 2)
     scores = np.array(
         [[pi[0] * np.exp(-((a - y) ** 2)), pi[1] * np.exp(-((b - y) ** 2))] for y in (0.0, 1.0)]
     )
     q = scores / scores.sum(axis=1, keepdims=True)
-    assert fedem.mixture[0] == pytest.approx(q.mean(axis=0), rel=1e-5)
+    assert fedem.base.mixture[0] == pytest.approx(q.mean(axis=0), rel=1e-5)
 
 
 def test_responsibilities_that_have_nothing_to_go_by():
@@ -78,11 +78,11 @@ def test_responsibilities_that_have_nothing_to_go_by():
 def test_one_component_is_fedavg_bit_by_bit():
     one, fedavg = session_of("method=fedem", "clusters=1"), session_of("method=fedavg", "clusters=1")
     reports, plain = run(one, 3), run(fedavg, 3)
-    assert digest(one.server.strategy.clusters[0]) == digest(fedavg.server.strategy.model)
+    assert digest(one.server.method.base.clusters[0]) == digest(fedavg.server.method.base.model)
     for name in ("accuracy", "loss"):
         assert digest(reports[-1].clients[name]) == digest(plain[-1].clients[name])
     assert reports[-1].metrics["federated_objective"] == plain[-1].metrics["federated_objective"]
-    assert one.server.strategy.mixture.tolist() == [[1.0]] * 8
+    assert one.server.method.base.mixture.tolist() == [[1.0]] * 8
 
 
 def test_responsibilities_sum_to_one_and_pi_lies_in_the_simplex():
@@ -90,9 +90,9 @@ def test_responsibilities_sum_to_one_and_pi_lies_in_the_simplex():
     run(session, 3)
     for state in checkpoint_of(session).clients.values():
         assert state["state/q"].sum(axis=1) == pytest.approx(1.0, abs=1e-6) and state["state/q"].min() >= 0
-    pi = session.server.strategy.mixture
+    pi = session.server.method.base.mixture
     assert pi.shape == (8, 3) and pi.min() >= 0 and pi.sum(axis=1) == pytest.approx(1.0, abs=1e-12)
-    assert np.array_equal(session.server.strategy.assignment, pi.argmax(axis=1))
+    assert np.array_equal(session.server.method.base.assignment, pi.argmax(axis=1))
 
 
 def test_permuting_the_components_permutes_the_result():
@@ -102,7 +102,7 @@ def test_permuting_the_components_permutes_the_result():
         fedem = fedem_of(fleet, components=components)
         for number in (1, 2, 3):
             a_round(fedem, fleet, number)
-        found.append((fedem.clusters.values[:, 0], fedem.mixture))
+        found.append((fedem.base.clusters.values[:, 0], fedem.base.mixture))
     assert found[1][0] == pytest.approx(np.roll(found[0][0], 1), rel=1e-5)
     assert found[1][1] == pytest.approx(np.roll(found[0][1], 1, axis=1), rel=1e-5)
 
@@ -110,16 +110,18 @@ def test_permuting_the_components_permutes_the_result():
 def test_a_prediction_is_the_mixture_of_probabilities_and_its_loss_the_logarithm():
     session = session_of("method=fedem", "clusters=3")
     report = run(session, 2)[-1]
-    strategy, block = session.server.strategy, session.fleet.blocks[0]
+    strategy, block = session.server.method, session.fleet.blocks[0]
     for client in range(8):
         index = block.clients[client].test
         logits = [
-            outputs_of(block.model, block.samples, strategy.clusters[m], index).numpy().astype(np.float64)
+            outputs_of(block.model, block.samples, strategy.base.clusters[m], index)
+            .numpy()
+            .astype(np.float64)
             for m in range(3)
         ]
         softmax = [np.exp(z - z.max(axis=1, keepdims=True)) for z in logits]
         mixed = sum(
-            strategy.mixture[client, m] * p / p.sum(axis=1, keepdims=True) for m, p in enumerate(softmax)
+            strategy.base.mixture[client, m] * p / p.sum(axis=1, keepdims=True) for m, p in enumerate(softmax)
         )
         y = block.samples.batch(index)[1].numpy()
         loss = -np.log(mixed[np.arange(len(y)), y]).mean()
@@ -129,22 +131,22 @@ def test_a_prediction_is_the_mixture_of_probabilities_and_its_loss_the_logarithm
 
 def test_components_draw_their_own_batches_and_keep_their_own_momentum():
     session = session_of("method=fedem", "clusters=2")
-    strategy = session.server.strategy
-    strategy.clusters = Models(np.repeat(strategy.clusters.values[:1], 2, axis=0))
+    strategy = session.server.method
+    strategy.base.clusters = Models(np.repeat(strategy.base.clusters.values[:1], 2, axis=0))
     run(session, 1)
     # Equal components share every sample evenly; only their batches tell them apart.
-    assert strategy.mixture == pytest.approx(0.5)
-    assert not np.array_equal(strategy.clusters[0], strategy.clusters[1])
+    assert strategy.base.mixture == pytest.approx(0.5)
+    assert not np.array_equal(strategy.base.clusters[0], strategy.base.clusters[1])
     state = checkpoint_of(session).clients[0]
     assert {"optimizer/main", "optimizer/component 1"} <= set(state)
-    assert not np.shares_memory(strategy.clusters[0], strategy.clusters[1])
+    assert not np.shares_memory(strategy.base.clusters[0], strategy.base.clusters[1])
 
 
 def test_batched_training_gives_the_same_numbers():
     loop, batched = (session_of("method=fedem", f"local.executor={name}") for name in ("loop", "vmap"))
     run(loop, 2)
     run(batched, 2)
-    found, expected = (s.server.strategy.clusters.values for s in (batched, loop))
+    found, expected = (s.server.method.base.clusters.values for s in (batched, loop))
     assert np.abs(found - expected).max() < 1e-4
 
 
@@ -153,19 +155,19 @@ def test_a_client_never_seen_runs_e_steps_only(steps):
     fleet = scalar_fleet([*TWO, [(1.0, 1.0), (1.0, 0.5), (1.0, -2.0)]], lr=0.1)
     fedem = fedem_of(fleet, unseen_steps=steps)
     fleet.begin(1)
-    fedem.run_round(fleet.select([0, 1]), 1)
-    a, b = fedem.clusters.values.ravel().astype(float)
+    fedem.round(fleet.select([0, 1]), 1)
+    a, b = fedem.base.clusters.values.ravel().astype(float)
     pi = np.array([0.5, 0.5])
     for _ in range(steps):
         scores = np.array(
             [[pi[0] * np.exp(-((a - y) ** 2)), pi[1] * np.exp(-((b - y) ** 2))] for y in (1.0, 0.5, -2.0)]
         )
         pi = (scores / scores.sum(axis=1, keepdims=True)).mean(axis=0)
-    assert fedem.weights(fleet)[2] == pytest.approx(pi, rel=1e-5)
-    assert fedem.adopt(fleet.select([2])).tolist() == [int(pi.argmax())]
-    assert fedem.predict(fleet).weights[2] == pytest.approx(pi, rel=1e-5)
+    assert fedem.base.weights(fleet)[2] == pytest.approx(pi, rel=1e-5)
+    assert fedem.base.adopt(fleet.select([2])).tolist() == [int(pi.argmax())]
+    assert fedem.prediction(fleet).weights[2] == pytest.approx(pi, rel=1e-5)
     fleet.commit()
-    assert np.isnan(fedem.mixture[2]).all() and fedem.assignment[2] == -1
+    assert np.isnan(fedem.base.mixture[2]).all() and fedem.base.assignment[2] == -1
     assert "state/q" not in fleet.snapshot()[0][2]
 
 
@@ -176,8 +178,8 @@ def test_a_client_that_blows_up_is_left_out_of_the_components():
     alone = scalar_fleet(TWO, lr=0.1)
     without = fedem_of(alone)
     a_round(without, alone)
-    assert fedem.clusters.values == pytest.approx(without.clusters.values, rel=1e-6)
-    assert np.isfinite(fedem.mixture).all()
+    assert fedem.base.clusters.values == pytest.approx(without.base.clusters.values, rel=1e-6)
+    assert np.isfinite(fedem.base.mixture).all()
 
 
 def test_pi_beside_fedsofts_weights_on_the_same_mixtures():
@@ -191,7 +193,7 @@ def test_pi_beside_fedsofts_weights_on_the_same_mixtures():
             *("local.lr=0.05", "local.momentum=0", "local.steps=8", "local.batch=20"),
         )
         run(session, 11)
-        errors.append(error_up_to_permutation(session.server.strategy.mixture, truth))
+        errors.append(error_up_to_permutation(session.server.method.base.mixture, truth))
     assert max(errors) < 0.05
 
 

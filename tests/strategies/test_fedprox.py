@@ -7,26 +7,26 @@ import torch
 from archipelago.strategies.fedprox import FedProxOptions
 from archipelago.strategies.penalties import Proximal
 from tests.support.experiments import outcome, run, session_of
-from tests.support.scalar import scalar_fleet, strategy_of
+from tests.support.scalar import method_of, scalar_fleet
 
 
 def test_two_steps_by_hand():
     fleet = scalar_fleet([[(1.0, 2.0)]], lr=0.1, steps=2)
-    fedprox = strategy_of("fedprox", fleet, options={"fedprox": FedProxOptions(mu=0.5)})
-    fedprox.model = np.float32([1.0])
-    fedprox.round(fleet)
+    fedprox = method_of("fedprox", fleet, options={"fedprox": FedProxOptions(mu=0.5)})
+    fedprox.base.model = np.float32([1.0])
+    fedprox.base.round(fleet)
     # step 1: g = 2 (1 - 2) + 0.5 * 0 = -2, w = 1.2; step 2: g = 2 (1.2 - 2) + 0.5 * 0.2 = -1.5, w = 1.35
-    assert fedprox.model.tolist() == pytest.approx([1.35], rel=1e-6)
+    assert fedprox.base.model.tolist() == pytest.approx([1.35], rel=1e-6)
 
 
 def test_two_clients_by_hand():
     fleet = scalar_fleet([[(1.0, 2.0)], [(1.0, -2.0)] * 2], lr=0.1, steps=2)
-    fedprox = strategy_of("fedprox", fleet, options={"fedprox": FedProxOptions(mu=0.5)})
-    fedprox.model = np.float32([1.0])
-    fedprox.round(fleet)
+    fedprox = method_of("fedprox", fleet, options={"fedprox": FedProxOptions(mu=0.5)})
+    fedprox.base.model = np.float32([1.0])
+    fedprox.base.round(fleet)
     # Client 0 comes to 1.35, as above. Client 1: g = 2 (1 + 2) = 6, w = 0.4; g = 2 (0.4 + 2) + 0.5 (0.4 - 1) = 4.5,
     # w = -0.05. Mean by size: (1.35 + 2 * -0.05) / 3.
-    assert fedprox.model.tolist() == pytest.approx([1.25 / 3], rel=1e-6)
+    assert fedprox.base.model.tolist() == pytest.approx([1.25 / 3], rel=1e-6)
 
 
 def test_mu_zero_has_the_bits_of_fedavg():
@@ -38,7 +38,7 @@ def test_a_larger_mu_keeps_clients_closer():
     away = []
     for mu in (0.0, 0.5, 5.0):
         session = session_of("method=fedprox", f"fedprox.mu={mu}", "local.momentum=0", "local.steps=8")
-        fleet, start = session.fleet, session.server.strategy.model
+        fleet, start = session.fleet, session.server.method.base.model
         fleet.begin(1)
         theta = fleet.train(start=start, penalties=[Proximal(mu, start)])
         away.append(float(theta.distances(start).mean()))

@@ -12,7 +12,7 @@ from archipelago.strategies.ensemble import build_ensemble
 from archipelago.strategies.femam import NOTHING, FeMAM, FeMAMOptions, classifier, normalised
 from archipelago.strategies.references import Models, Prediction
 from tests.support.experiments import checkpoint_of, config_of, digest, outcome, run, session_of
-from tests.support.scalar import scalar_fleet, strategy_of
+from tests.support.scalar import method_of, scalar_fleet
 
 # Both clients see x = 1; client 0 wants w = 2, client 1 wants w = -2 and has three times the data.
 TWO = [[(1.0, 2.0)], [(1.0, -2.0)] * 3]
@@ -20,26 +20,26 @@ TWO_LEVELS = {"levels": [1, 2], "personal": False, "schedule": [1, 1]}
 
 
 def made(fleet, rounds=100, **options) -> FeMAM:
-    return strategy_of("femam", fleet, rounds=rounds, options={"femam": FeMAMOptions(**options)})
+    return method_of("femam", fleet, rounds=rounds, options={"femam": FeMAMOptions(**options)})
 
 
 def play(strategy, fleet, *numbers):
     """Rounds of a strategy, committed one by one."""
     for number in numbers:
         fleet.begin(number)
-        strategy.run_round(fleet, number)
+        strategy.round(fleet, number)
         fleet.commit()
 
 
 def with_global(strategy, value):
     """The strategy with its first level done: a global model of one number."""
-    strategy.levels[0] = Models(np.float32([[value]]))
-    strategy.closed, strategy.trained = True, 1
+    strategy.base.levels[0] = Models(np.float32([[value]]))
+    strategy.base.closed, strategy.base.trained = True, 1
     return strategy
 
 
 def cluster_of(strategy, level, client):
-    return float(strategy.levels[level].values[strategy.rows[level][client], 0])
+    return float(strategy.base.levels[level].values[strategy.base.rows[level][client], 0])
 
 
 # --- by hand ----------------------------------------------------------------------------------------------
@@ -48,11 +48,11 @@ def cluster_of(strategy, level, client):
 def test_first_level_by_hand():
     fleet = scalar_fleet(TWO, lr=0.1)
     femam = made(fleet, **TWO_LEVELS)
-    femam.levels[0] = Models(np.float32([[0.0]]))
+    femam.base.levels[0] = Models(np.float32([[0.0]]))
     play(femam, fleet, 1)
     # theta_0 = 0 - 0.1 * 2 (0 - 2) = 0.4, theta_1 = -0.4; mean weighted by 1 : 3 = -0.2
-    assert femam.levels[0].values.tolist() == [[pytest.approx(-0.2, rel=1e-6)]]
-    assert femam.closed and femam.assignment is None
+    assert femam.base.levels[0].values.tolist() == [[pytest.approx(-0.2, rel=1e-6)]]
+    assert femam.base.closed and femam.base.assignment is None
 
 
 def test_second_level_by_hand():
@@ -64,11 +64,11 @@ def test_second_level_by_hand():
     # client 1: -0.2 + 2 = 1.8, theta = -0.38; -0.29 + 2 - 0.5 * 0.18 = 1.62, theta = -0.542
     assert cluster_of(femam, 1, 0) == pytest.approx(0.218, rel=1e-5)
     assert cluster_of(femam, 1, 1) == pytest.approx(-0.542, rel=1e-5)
-    assert femam.levels[0].values.tolist() == [[pytest.approx(-0.2)]]  # fixed
-    losses = fleet.everyone.evaluate(femam.prediction(fleet), "test")["loss"]
+    assert femam.base.levels[0].values.tolist() == [[pytest.approx(-0.2)]]  # fixed
+    losses = fleet.everyone.evaluate(femam.base.prediction(fleet), "test")["loss"]
     # ((-0.2 + 0.218) / 2 - 2)^2 and ((-0.2 - 0.542) / 2 + 2)^2
     assert losses.tolist() == pytest.approx([1.991**2, 1.629**2], rel=1e-5)
-    assert sorted(femam.assignment.tolist()) == [0, 1] and femam.K == 2
+    assert sorted(femam.base.assignment.tolist()) == [0, 1] and femam.base.K == 2
 
 
 def test_the_sum_of_logits_by_hand():
@@ -78,26 +78,26 @@ def test_the_sum_of_logits_by_hand():
     # gradient 2 (G + theta - y) at theta = G: 2 (-0.4 - 2) = -4.8 and 2 (-0.4 + 2) = 3.2
     assert cluster_of(femam, 1, 0) == pytest.approx(0.28, rel=1e-5)
     assert cluster_of(femam, 1, 1) == pytest.approx(-0.52, rel=1e-5)
-    losses = fleet.everyone.evaluate(femam.prediction(fleet), "test")["loss"]
+    losses = fleet.everyone.evaluate(femam.base.prediction(fleet), "test")["loss"]
     assert losses.tolist() == pytest.approx([1.92**2, 1.28**2], rel=1e-5)
 
 
 def test_a_pruned_client_ignores_the_level_and_counts_one_model_less():
     fleet = scalar_fleet(TWO, lr=0.1)
     femam = with_global(made(fleet, levels=[1, 2, 1], personal=False, schedule=[1, 1, 1], mu=0.0), -0.2)
-    femam.reference = np.array([1.0, 100.0])  # client 0 had a loss of 1 before, client 1 one of 100
+    femam.base.reference = np.array([1.0, 100.0])  # client 0 had a loss of 1 before, client 1 one of 100
     play(femam, fleet, 2)
     # Level 2 as above with one step: theta_0 = 0.02 (loss (-0.09 - 2)^2 = 4.37 > 1), theta_1 = -0.38 (2.92 < 100)
-    assert femam.pruned[1].tolist() == [True, False]
-    assert femam.reference.tolist() == pytest.approx([1.0, 1.71**2], rel=1e-5)
-    losses = fleet.everyone.evaluate(femam.prediction(fleet), "test")["loss"]
+    assert femam.base.pruned[1].tolist() == [True, False]
+    assert femam.base.reference.tolist() == pytest.approx([1.0, 1.71**2], rel=1e-5)
+    losses = fleet.everyone.evaluate(femam.base.prediction(fleet), "test")["loss"]
     assert losses.tolist() == pytest.approx([2.2**2, 1.71**2], rel=1e-5)  # client 0: level 1 alone
     assert any("1 of 2 clients: they drop it" in event for event in femam.events)
     play(femam, fleet, 3)
     # Level 3, one model, start -0.2. Client 0 holds levels 1 and 3: gradient (-0.4) / 2 - 2 = -2.2, theta = 0.02.
     # Client 1 holds three: 2 / 3 ((-0.2 - 0.38 - 0.2) / 3 + 2) = 2 / 3 * 1.74 = 1.16, theta = -0.316
     # mean weighted by 1 : 3 = (0.02 - 0.948) / 4
-    assert femam.levels[2].values.tolist() == [[pytest.approx(-0.232, rel=1e-5)]]
+    assert femam.base.levels[2].values.tolist() == [[pytest.approx(-0.232, rel=1e-5)]]
 
 
 @pytest.mark.parametrize(("prune", "on_record", "expected"), [
@@ -106,10 +106,10 @@ def test_a_pruned_client_ignores_the_level_and_counts_one_model_less():
 def test_pruning_is_real_or_on_record_only_or_never(prune, on_record, expected):
     fleet = scalar_fleet(TWO, lr=0.1)
     femam = with_global(made(fleet, prune=prune, mu=0.0, **TWO_LEVELS), -0.2)
-    femam.reference = np.array([1.0, 100.0])
+    femam.base.reference = np.array([1.0, 100.0])
     play(femam, fleet, 2)
-    assert femam.pruned[1].tolist() == [on_record, False]
-    losses = fleet.everyone.evaluate(femam.prediction(fleet), "test")["loss"]
+    assert femam.base.pruned[1].tolist() == [on_record, False]
+    losses = fleet.everyone.evaluate(femam.base.prediction(fleet), "test")["loss"]
     assert losses[0] == pytest.approx(expected**2, rel=1e-5)
     table = femam.records["levels"]
     assert table["level"].tolist() == [1, 1, 2, 2] and table["client"].tolist() == [0, 1, 0, 1]
@@ -121,13 +121,13 @@ def test_pruning_is_real_or_on_record_only_or_never(prune, on_record, expected):
 def test_a_dropped_personal_model_is_no_longer_used():
     fleet = scalar_fleet(TWO, lr=0.1)
     femam = with_global(made(fleet, levels=[1], schedule=[1, 1], mu=0.0), -0.2)
-    femam.reference = np.array([1.0, 100.0])
+    femam.base.reference = np.array([1.0, 100.0])
     play(femam, fleet, 2)
-    losses = fleet.everyone.evaluate(femam.prediction(fleet), "test")["loss"]
+    losses = fleet.everyone.evaluate(femam.base.prediction(fleet), "test")["loss"]
     assert losses.tolist() == pytest.approx([2.2**2, 1.71**2], rel=1e-5)
     play(femam, fleet, 3)  # client 0 has nothing left to train, client 1 goes on
     # gradient (-0.2 - 0.38) / 2 + 2 = 1.71, theta = -0.551
-    losses = fleet.everyone.evaluate(femam.prediction(fleet), "test")["loss"]
+    losses = fleet.everyone.evaluate(femam.base.prediction(fleet), "test")["loss"]
     assert losses.tolist() == pytest.approx([2.2**2, ((-0.2 - 0.551) / 2 + 2) ** 2], rel=1e-5)
 
 
@@ -135,13 +135,13 @@ def test_an_ensemble_predicts_with_what_its_members_predict_with():
     fleet = scalar_fleet(TWO, lr=0.1)
     ensemble = build_ensemble(["femam"], "logit_sum", {"femam": FeMAMOptions(levels=[1], schedule=[1, 1], mu=0.0)},
                               Context(clients=2, clusters=2, rounds=10))  # fmt: skip
-    ensemble.begin(fleet)
+    ensemble.setup(fleet)
     [femam] = ensemble.members
     with_global(femam, -0.2)
-    femam.reference = np.array([1.0, 100.0])
+    femam.base.reference = np.array([1.0, 100.0])
     play(ensemble, fleet, 2)
-    losses = fleet.everyone.evaluate(ensemble.predict(fleet), "test")["loss"]
-    assert femam.pruned[-1].tolist() == [
+    losses = fleet.everyone.evaluate(ensemble.prediction(fleet), "test")["loss"]
+    assert femam.base.pruned[-1].tolist() == [
         True,
         False,
     ]  # of the personal models one is no longer used, here neither
@@ -151,11 +151,11 @@ def test_an_ensemble_predicts_with_what_its_members_predict_with():
 def test_a_newcomer_skips_a_level_of_one_model_that_would_hurt_it():
     fleet = scalar_fleet([[(1.0, 2.0)]], lr=0.1)
     femam = with_global(made(fleet, levels=[1, 1], personal=False, schedule=[1, 1], mu=0.0), 1.0)
-    femam.open(Models(np.float32([[-40.0]])))
-    held = femam.structure(fleet, 2)
+    femam.base.open(Models(np.float32([[-40.0]])))
+    held = femam.base.structure(fleet, 2)
     assert [rows.tolist() for rows in held] == [[0], [NOTHING]]
-    femam.levels[1] = Models(np.float32([[3.0]]))  # the mean of both is 2: it helps
-    assert [rows.tolist() for rows in femam.structure(fleet, 2)] == [[0], [0]]
+    femam.base.levels[1] = Models(np.float32([[3.0]]))  # the mean of both is 2: it helps
+    assert [rows.tolist() for rows in femam.base.structure(fleet, 2)] == [[0], [0]]
 
 
 def test_features_are_the_classifier_with_its_bias_at_length_one():
@@ -179,7 +179,7 @@ def test_one_level_has_the_bits_of_fedavg_with_a_proximal_term():
     one = session_of("method=femam", "femam.levels=[1]", "femam.personal=false")
     prox = session_of("method=fedprox", "fedprox.mu=0.02")
     reports, plain = run(one, 3), run(prox, 3)
-    assert np.array_equal(one.server.strategy.levels[0].values[0], prox.server.strategy.model)
+    assert np.array_equal(one.server.method.base.levels[0].values[0], prox.server.method.base.model)
     for column in ("accuracy", "loss"):
         assert digest(reports[-1].clients[column]) == digest(plain[-1].clients[column])
 
@@ -188,11 +188,11 @@ def test_a_copied_level_leaves_the_loss_of_two_levels_as_it_was():
     for scale, same in (("mean", True), ("sum", False)):
         session = session_of("method=femam", f"femam.loss_scale={scale}")
         run(session, 2)
-        strategy, fleet = session.server.strategy, session.fleet.everyone
-        before = fleet.evaluate(strategy.prediction(fleet), "train")["loss"]
-        strategy.open(strategy.levels[0])
-        assert len(strategy.prediction(fleet).models) == 2
-        after = fleet.evaluate(strategy.prediction(fleet), "train")["loss"]
+        strategy, fleet = session.server.method, session.fleet.everyone
+        before = fleet.evaluate(strategy.base.prediction(fleet), "train")["loss"]
+        strategy.base.open(strategy.base.levels[0])
+        assert len(strategy.base.prediction(fleet).models) == 2
+        after = fleet.evaluate(strategy.base.prediction(fleet), "train")["loss"]
         assert np.array_equal(before, after) == same
 
 
@@ -201,22 +201,22 @@ def test_a_last_level_of_as_many_clusters_as_clients_is_the_personal_one():
     alone = session_of(*settings, "femam.levels=[1,8]", "femam.personal=false")
     personal = session_of(*settings, "femam.levels=[1]", "femam.personal=true")
     reports, others = run(alone, 5), run(personal, 5)
-    strategy = alone.server.strategy
-    assert sorted(strategy.rows[1].tolist()) == list(range(8))
+    strategy = alone.server.method
+    assert sorted(strategy.base.rows[1].tolist()) == list(range(8))
     own = checkpoint_of(personal).clients
     for client in range(8):
         mine = own[client]["model/personal"]
         np.testing.assert_allclose(
-            strategy.levels[1].values[strategy.rows[1][client]], mine, rtol=1e-6, atol=1e-9
+            strategy.base.levels[1].values[strategy.base.rows[1][client]], mine, rtol=1e-6, atol=1e-9
         )
-        assert not np.array_equal(mine, strategy.levels[0].values[0])
+        assert not np.array_equal(mine, strategy.base.levels[0].values[0])
     assert np.allclose(reports[-1].clients["loss"], others[-1].clients["loss"], rtol=1e-5)
 
 
 def test_no_two_models_share_storage():
     session = session_of("method=femam", "femam.levels=[1,2]", "femam.schedule=[1,2,1]")
     run(session, 2)
-    first, second = session.server.strategy.levels
+    first, second = session.server.method.base.levels
     assert not np.shares_memory(first.values, second.values)
     assert len({row.tobytes() for row in (*first.values, *second.values)}) == 3
     run(session, 2, first=3)
@@ -263,7 +263,7 @@ def test_normalise_is_what_k_means_sees(rule, distinct):
     fleet = scalar_fleet([[(1.0, 5.0)], [(1.0, 9.0)]], lr=0.1)  # two positive numbers: alike once normalised
     femam = with_global(made(fleet, normalise=rule, **TWO_LEVELS), 1.0)
     play(femam, fleet, 2)
-    assert len(set(femam.assignment.tolist())) == distinct
+    assert len(set(femam.base.assignment.tolist())) == distinct
     assert any("only 1 distinct" in event for event in femam.events) == (distinct == 1)
 
 
@@ -280,7 +280,7 @@ def test_when_the_next_level_is_added(options, first_of_level_2):
     for number in range(1, 7):
         play(femam, fleet, number)
         expected = 2 if first_of_level_2 is not None and number >= first_of_level_2 else 1
-        assert len(femam.levels) == expected
+        assert len(femam.base.levels) == expected
         told = [event for event in femam.events if event == "Level 2 of 2 is added."]
         assert len(told) == (number == first_of_level_2)
 
@@ -308,7 +308,7 @@ def test_more_clusters_than_clients_keeps_running_and_says_so():
     femam = with_global(made(fleet, levels=[1, 5], personal=False, schedule=[1]), -0.2)
     play(femam, fleet, 2)
     assert any("only 2 distinct models for 5 clusters" in event for event in femam.events)
-    assert len(femam.levels[1]) == 5 and np.isfinite(femam.levels[1].values).all()
+    assert len(femam.base.levels[1]) == 5 and np.isfinite(femam.base.levels[1].values).all()
     play(femam, fleet, 3)
     assert not femam.events  # told once
 
@@ -316,10 +316,10 @@ def test_more_clusters_than_clients_keeps_running_and_says_so():
 def test_a_last_level_that_helps_nobody_is_dropped_and_the_run_goes_on():
     fleet = scalar_fleet(TWO, lr=0.1)
     femam = with_global(made(fleet, mu=0.0, **TWO_LEVELS), -0.2)
-    femam.reference = np.zeros(2)
+    femam.base.reference = np.zeros(2)
     play(femam, fleet, 2, 3)
     assert femam.report["levels"] == 1 and femam.report["models_per_client"] == 1.0
-    losses = fleet.everyone.evaluate(femam.prediction(fleet), "test")["loss"]
+    losses = fleet.everyone.evaluate(femam.base.prediction(fleet), "test")["loss"]
     assert losses.tolist() == pytest.approx([2.2**2, 1.8**2], rel=1e-5)
 
 
@@ -327,7 +327,7 @@ def test_a_client_whose_training_blew_up_is_left_out():
     fleet = scalar_fleet([*TWO, [(1.0, 1e30)]], lr=0.1)
     femam = with_global(made(fleet, mu=0.0, **TWO_LEVELS), -0.2)
     play(femam, fleet, 2)
-    assert femam.rows[1][2] == UNASSIGNED
+    assert femam.base.rows[1][2] == UNASSIGNED
     assert cluster_of(femam, 1, 0) == pytest.approx(0.02, rel=1e-5)
     assert cluster_of(femam, 1, 1) == pytest.approx(-0.38, rel=1e-5)
 
@@ -343,34 +343,34 @@ def test_clients_never_seen_join_the_models_of_least_loss():
         "femam.prune=none", "rounds=5",
     )  # fmt: skip
     reports = run(session, 2)
-    strategy, fleet = session.server.strategy, session.fleet.everyone
-    unseen = strategy.rows[1] == UNASSIGNED
+    strategy, fleet = session.server.method, session.fleet.everyone
+    unseen = strategy.base.rows[1] == UNASSIGNED
     assert unseen.sum() == 6 and np.isfinite(reports[-1].clients["accuracy"]).all()
-    shared, clusters = strategy.levels
+    shared, clusters = strategy.base.levels
     under = [
         fleet.evaluate(Prediction([shared[0], clusters[k]], combine="logit_mean"), "train") for k in range(2)
     ]
     least = np.stack([losses["loss"] for losses in under]).argmin(axis=0)
-    assert np.array_equal(strategy.structure(fleet, 2)[1][unseen], least[unseen])
-    assert (strategy.rows[1][unseen] == UNASSIGNED).all()  # adopted for now, not for good
+    assert np.array_equal(strategy.base.structure(fleet, 2)[1][unseen], least[unseen])
+    assert (strategy.base.rows[1][unseen] == UNASSIGNED).all()  # adopted for now, not for good
     reports += run(session, 3, first=3)
-    trained = strategy.rows[2] >= 0
+    trained = strategy.base.rows[2] >= 0
     assert 2 <= trained.sum() < 8 and np.isfinite(reports[-1].clients["accuracy"]).all()
     # Whoever has not trained one yet has no personal model.
-    assert strategy.structure(fleet, 3)[2][~trained].max() < 0
+    assert strategy.base.structure(fleet, 3)[2][~trained].max() < 0
 
 
 def test_clients_never_seen_do_without_a_level_that_would_raise_their_loss():
     fleet = scalar_fleet(TWO, lr=0.1)
     femam = with_global(made(fleet, **TWO_LEVELS), 1.0)
-    femam.open(femam.levels[0])
-    femam.levels[1] = Models(np.float32([[2.5], [-40.0]]))
+    femam.base.open(femam.base.levels[0])
+    femam.base.levels[1] = Models(np.float32([[2.5], [-40.0]]))
     # Client 0 (y = 2): alone (1 - 2)^2 = 1; with 2.5, (1.75 - 2)^2: joins. Client 1 (y = -2): alone 9; with 2.5,
     # 3.75^2 = 14; with -40, 17.5^2: holds nothing of this level.
-    held = femam.structure(fleet.everyone, 2)[1]
+    held = femam.base.structure(fleet.everyone, 2)[1]
     assert held[0] == 0 and held[1] < 0
-    femam.options.prune = "none"
-    assert femam.structure(fleet.everyone, 2)[1].tolist() == [0, 0]
+    femam.base.options.prune = "none"
+    assert femam.base.structure(fleet.everyone, 2)[1].tolist() == [0, 0]
 
 
 # --- equal bits -------------------------------------------------------------------------------------------
@@ -440,7 +440,7 @@ NESTED = (
 def test_the_levels_found_are_the_levels_planted(seed):
     session = session_of(*NESTED, f"seed={seed}")
     reports = run(session, 6)
-    planted, found = session.server.setup.levels, session.server.strategy.rows
+    planted, found = session.server.setup.levels, session.server.method.base.rows
     coarse, fine = (len(np.unique(level)) for level in planted)
     assert (coarse, fine) == (2, 4)
     assert adjusted_rand_score(planted[0], found[1]) == 1.0  # of two models, a coarse group each

@@ -6,7 +6,7 @@ import pytest
 from archipelago.strategies.fesem import FeSEMOptions
 from archipelago.strategies.references import Models
 from tests.support.experiments import digest, outcome, run, session_of
-from tests.support.scalar import scalar_fleet, strategy_of
+from tests.support.scalar import method_of, scalar_fleet
 
 # Clients want w = 2, 4 and -2.
 THREE = [[(1.0, 2.0)], [(1.0, 4.0)], [(1.0, -2.0)]]
@@ -16,12 +16,12 @@ GOOD = ("clients=12", "local.steps=10", "local.lr=0.1", "model.hidden=[32]", "da
 @pytest.mark.parametrize("method", ["fesem", "wecfl"])
 def test_one_round_by_hand(method):
     fleet = scalar_fleet(THREE, lr=0.1)
-    base = strategy_of(method, fleet, clusters=2)
-    base.clusters = Models(np.float32([[0.0], [0.0]]))
-    base.round(fleet)
+    base = method_of(method, fleet, clusters=2)
+    base.base.clusters = Models(np.float32([[0.0], [0.0]]))
+    base.base.round(fleet)
     # theta = 0.4, 0.8, -0.4: K-means {0.4, 0.8} | {-0.4}, centres 0.6 and -0.4
-    assert base.assignment[0] == base.assignment[1] != base.assignment[2]
-    assert base.clusters.values[base.assignment[[0, 2]], 0].tolist() == pytest.approx([0.6, -0.4])
+    assert base.base.assignment[0] == base.base.assignment[1] != base.base.assignment[2]
+    assert base.base.clusters.values[base.base.assignment[[0, 2]], 0].tolist() == pytest.approx([0.6, -0.4])
     # (0.2^2 + 0.2^2 + 0) / 3
     assert base.report["clustering_objective"] == pytest.approx(0.08 / 3, rel=1e-5)
 
@@ -33,12 +33,14 @@ def test_sizes_decide_wecfls_clusters_and_means_by_hand():
     joined = {}
     for method in ("fesem", "wecfl"):
         fleet = scalar_fleet(samples, lr=0.1)
-        base = strategy_of(method, fleet, clusters=2)
-        base.clusters = Models(np.float32([[0.0], [0.0]]))
-        base.round(fleet)
-        joined[method] = base.assignment[1] == base.assignment[2]
+        base = method_of(method, fleet, clusters=2)
+        base.base.clusters = Models(np.float32([[0.0], [0.0]]))
+        base.base.round(fleet)
+        joined[method] = base.base.assignment[1] == base.base.assignment[2]
         if method == "wecfl":
-            assert base.clusters.values[base.assignment[[0, 1]], 0].tolist() == pytest.approx([0.0, 1.6])
+            assert base.base.clusters.values[base.base.assignment[[0, 1]], 0].tolist() == pytest.approx(
+                [0.0, 1.6]
+            )
             assert base.report["clustering_objective"] == pytest.approx((0.6**2 + 0.6**2) / 12, rel=1e-5)
     assert joined == {"fesem": False, "wecfl": True}
 
@@ -47,42 +49,44 @@ def test_sizes_decide_wecfls_clusters_and_means_by_hand():
 def test_the_m_step_of_fesem_by_hand_with_unequal_sizes(weights, centre):
     # theta = 0.4, 0.8 and -0.4 with 3, 1 and 1 samples. (9): (0.4 + 0.8) / 2; by size: (3 * 0.4 + 0.8) / 4.
     fleet = scalar_fleet([[(1.0, 2.0)] * 3, [(1.0, 4.0)], [(1.0, -2.0)]], lr=0.1)
-    base = strategy_of("fesem", fleet, clusters=2, weights=weights)
-    base.clusters = Models(np.float32([[0.0], [0.0]]))
-    base.round(fleet)
-    assert base.assignment[0] == base.assignment[1] != base.assignment[2]
-    assert base.clusters.values[base.assignment[[0, 2]], 0].tolist() == pytest.approx([centre, -0.4])
+    base = method_of("fesem", fleet, clusters=2, weights=weights)
+    base.base.clusters = Models(np.float32([[0.0], [0.0]]))
+    base.base.round(fleet)
+    assert base.base.assignment[0] == base.base.assignment[1] != base.base.assignment[2]
+    assert base.base.clusters.values[base.base.assignment[[0, 2]], 0].tolist() == pytest.approx(
+        [centre, -0.4]
+    )
 
 
 @pytest.mark.parametrize("method", ["oracle", "random"])
 def test_one_round_of_the_references_by_hand(method):
     fleet = scalar_fleet(THREE, lr=0.1)
-    base = strategy_of(method, fleet, clusters=2, groups=np.array([1, 1, 0]))
-    base.clusters = Models(np.float32([[0.0], [0.0]]))
-    base.round(fleet)
-    c = base.assignment
+    base = method_of(method, fleet, clusters=2, groups=np.array([1, 1, 0]))
+    base.base.clusters = Models(np.float32([[0.0], [0.0]]))
+    base.base.round(fleet)
+    c = base.base.assignment
     if method == "oracle":
         assert c.tolist() == [1, 1, 0]
-        assert base.clusters.values.ravel().tolist() == pytest.approx([-0.4, 0.6], rel=1e-6)
+        assert base.base.clusters.values.ravel().tolist() == pytest.approx([-0.4, 0.6], rel=1e-6)
     theta = np.array([0.4, 0.8, -0.4])  # whatever the clusters are, each is the mean of its members
     for k in np.unique(c):
-        assert base.clusters.values[k, 0] == pytest.approx(theta[c == k].mean(), rel=1e-6)
+        assert base.base.clusters.values[k, 0] == pytest.approx(theta[c == k].mean(), rel=1e-6)
 
 
 def test_the_distance_penalty_by_hand_and_zero_without_it():
     fleet = scalar_fleet([[(1.0, 2.0)]], lr=0.1, steps=2)
-    base = strategy_of("fesem", fleet, clusters=1, options={"fesem": FeSEMOptions(lam=0.5)})
-    base.clusters = Models(np.float32([[1.0]]))
-    base.round(fleet)
+    base = method_of("fesem", fleet, clusters=1, options={"fesem": FeSEMOptions(lam=0.5)})
+    base.base.clusters = Models(np.float32([[1.0]]))
+    base.base.round(fleet)
     # as FedProx: step 1 w = 1.2; step 2 g = 2 (1.2 - 2) + 0.5 * 0.2 = -1.5, w = 1.35
-    assert base.clusters.values.tolist() == [pytest.approx([1.35], rel=1e-6)]
+    assert base.base.clusters.values.tolist() == [pytest.approx([1.35], rel=1e-6)]
 
 
 @pytest.mark.parametrize("method", ["fesem", "wecfl", "ifca", "random"])
 def test_one_cluster_is_fedavg(method):
     one, fedavg = session_of(f"method={method}", "clusters=1"), session_of("method=fedavg", "clusters=1")
     reports, plain = run(one, 3), run(fedavg, 3)
-    assert np.array_equal(one.server.strategy.clusters.values[0], fedavg.server.strategy.model)
+    assert np.array_equal(one.server.method.base.clusters.values[0], fedavg.server.method.base.model)
     assert digest(reports[-1].clients["accuracy"]) == digest(plain[-1].clients["accuracy"])
 
 
@@ -90,7 +94,7 @@ def test_equal_sizes_make_wecfl_fesem_and_unequal_ones_do_not():
     def final(method, *more):
         session = session_of(f"method={method}", *more)
         run(session, 3)
-        return session.server.strategy.clusters.values
+        return session.server.method.base.clusters.values
 
     even = (
         "data=synthetic",
@@ -145,7 +149,7 @@ def test_warm_starts_begin_at_the_last_centres(monkeypatch):
     monkeypatch.setattr(clustering, "kmeans", lambda *a, **k: (given.append(k), original(*a, **k))[1])
     session = session_of("method=fesem", "fesem.warm=true", "fesem.starts=3")
     run(session, 1)
-    kept = session.server.strategy.centres.copy()
+    kept = session.server.method.base.centres.copy()
     run(session, 1, first=2)
     assert given[0]["centres"] is None and np.array_equal(given[1]["centres"], kept)
     assert given[0]["starts"] == 3
@@ -174,7 +178,7 @@ def test_oracle_needs_planted_groups_and_a_cluster_for_each():
     assert run(session, 1)[0].metrics["ari"] == 1.0
     with pytest.raises(UserError, match="set clusters=4"):
         session_of("method=oracle", "clusters=2", "data.rotations=4")
-    with pytest.raises(UserError, match="planted groups"):
+    with pytest.raises(UserError, match="ground-truth groups"):
         session_of("method=oracle", "data.rotations=1")
 
 
@@ -190,16 +194,20 @@ def test_ids_keep_their_meaning_when_other_clients_take_part():
     # Clients 0-3 and 4-7 hold the same two kinds of data; they take part in turns.
     fleet = scalar_fleet([[(1.0, t)] for t in (2.0, 2.0, -2.0, -2.0) * 2], lr=0.1)
     for seed in range(6):
-        base = strategy_of("fesem", fleet, clusters=2, seed=seed)
+        base = method_of("fesem", fleet, clusters=2, seed=seed)
         for number, ids in ((1, range(4)), (2, range(4, 8)), (3, range(4))):
             fleet.begin(number)
-            base.run_round(fleet.select(list(ids)), number)
-        assert base.assignment[:4].tolist() == base.assignment[4:].tolist()
-        assert base.clusters.values[base.assignment[0], 0] > 0 > base.clusters.values[base.assignment[2], 0]
+            base.round(fleet.select(list(ids)), number)
+        assert base.base.assignment[:4].tolist() == base.base.assignment[4:].tolist()
+        assert (
+            base.base.clusters.values[base.base.assignment[0], 0]
+            > 0
+            > base.base.clusters.values[base.base.assignment[2], 0]
+        )
 
 
 def test_a_client_that_blew_up_is_not_assigned_for_good():
     fleet = scalar_fleet([[(1.0, 2.0)], [(1.0, 4.0)], [(1.0, -2.0)], [(1e30, 1.0)]], lr=0.1)
-    base = strategy_of("fesem", fleet, clusters=2)
-    base.run_round(fleet, 1)
-    assert base.assignment[3] == -1 and (base.assignment[:3] >= 0).all()
+    base = method_of("fesem", fleet, clusters=2)
+    base.round(fleet, 1)
+    assert base.base.assignment[3] == -1 and (base.base.assignment[:3] >= 0).all()

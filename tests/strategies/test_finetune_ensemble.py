@@ -8,18 +8,18 @@ from archipelago.strategies.base import Context
 from archipelago.strategies.ensemble import build_ensemble, expand
 from archipelago.strategies.references import Prediction
 from tests.support.experiments import checkpoint_of, config_of, outcome, run, session_of
-from tests.support.scalar import scalar_fleet, strategy_of
+from tests.support.scalar import method_of, scalar_fleet
 
 
 def test_fine_tuning_by_hand_and_the_base_never_sees_it():
     fleet = scalar_fleet([[(1.0, 2.0)], [(1.0, -2.0)]], lr=0.1)
-    strategy = strategy_of("fedavg+finetune", fleet, rounds=1)
-    strategy.model = np.float32([1.0])
-    strategy.run_round(fleet, 1)  # the mean of 1.2 and 0.4 is 0.8
-    mse = fleet.evaluate(strategy.predict(fleet))["mse"]
+    strategy = method_of("fedavg+finetune", fleet, rounds=1)
+    strategy.base.model = np.float32([1.0])
+    strategy.round(fleet, 1)  # the mean of 1.2 and 0.4 is 0.8
+    mse = fleet.evaluate(strategy.prediction(fleet))["mse"]
     # own steps from 0.8: 0.8 + 0.24 = 1.04 and 0.8 - 0.56 = 0.24
     assert mse.tolist() == pytest.approx([(1.04 - 2) ** 2, (0.24 + 2) ** 2], rel=1e-5)
-    assert strategy.model.tolist() == pytest.approx([0.8])
+    assert strategy.base.model.tolist() == pytest.approx([0.8])
 
 
 def test_only_the_evaluations_of_the_final_figure_are_fine_tuned():
@@ -27,7 +27,7 @@ def test_only_the_evaluations_of_the_final_figure_are_fine_tuned():
     base, fine = run(plain, 5), run(tuned, 5)
     same = [np.array_equal(a.clients["loss"], b.clients["loss"]) for a, b in zip(base, fine, strict=True)]
     assert same == [True, True, False, False, False]
-    assert np.array_equal(plain.server.strategy.model, tuned.server.strategy.model)
+    assert np.array_equal(plain.server.method.base.model, tuned.server.method.base.model)
 
 
 def test_fine_tuning_helps_under_heterogeneity_and_both_parts_of_cam_are_tuned():
@@ -65,36 +65,38 @@ def test_an_ensemble_of_one_is_the_method():
     for combine in ("logit_sum", "logit_mean"):
         one = session_of("ensemble=[fedavg]", f"combine={combine}")
         reports = run(one, 2)
-        assert np.array_equal(one.server.strategy.members[0].model, model)
+        assert np.array_equal(one.server.method.members[0].base.model, model)
         assert np.array_equal(reports[-1].clients["loss"], found["loss"])
 
 
 def test_members_draw_and_drop_for_themselves():
     session = session_of("ensemble=[random*2]", "clusters=4")
-    first, second = session.server.strategy.members
-    assert not np.array_equal(first.assignment, second.assignment)
+    first, second = session.server.method.members
+    assert not np.array_equal(first.base.assignment, second.base.assignment)
     session = session_of("ensemble=[fedprox,fedavg]", "fedprox.mu=1e30", "local.steps=4")
-    start = session.server.strategy.members[1].model.copy()
+    start = session.server.method.members[1].base.model.copy()
     session.run_round(1)
-    assert not np.array_equal(session.server.strategy.members[1].model, start)
+    assert not np.array_equal(session.server.method.members[1].base.model, start)
 
 
 def test_members_are_independent_and_add_their_logits():
     session = session_of("ensemble=[fedavg*2,ifca]")
     reports = run(session, 2)
-    first, second, _ = session.server.strategy.members
-    assert not np.array_equal(first.model, second.model)
+    first, second, _ = session.server.method.members
+    assert not np.array_equal(first.base.model, second.base.model)
     assert reports[-1].metrics["cluster_sizes"] is not None
     alone = session_of("ensemble=[fedavg,ifca]")
     run(alone, 2)
-    assert np.array_equal(alone.server.strategy.members[0].model, first.model)  # whoever else is on board
+    assert np.array_equal(
+        alone.server.method.members[0].base.model, first.base.model
+    )  # whoever else is on board
 
 
 def test_a_soft_vote_of_several_runs_beats_its_members_on_average():
     session = session_of("ensemble=[fedavg*4]", "combine=logit_mean", "data.rotations=1", "local.steps=8")
     together = run(session, 4)[-1].metrics["micro_loss"]
     fleet = session.fleet.everyone
-    alone = [fleet.evaluate(Prediction([m.model]))["loss"].mean() for m in session.server.strategy.members]
+    alone = [fleet.evaluate(Prediction([m.base.model]))["loss"].mean() for m in session.server.method.members]
     assert together < np.mean(alone)
 
 
@@ -125,25 +127,25 @@ def test_two_members_by_hand():
     for combine, predicted in (("logit_sum", -2.0), ("logit_mean", -1.0)):
         fleet = scalar_fleet([[(1.0, 2.0)]])
         ensemble = build_ensemble(["fedavg*2"], combine, {}, Context(clients=1))
-        ensemble.begin(fleet)
+        ensemble.setup(fleet)
         for member, w in zip(ensemble.members, (1.0, -3.0), strict=True):
-            member.model = np.float32([w])
-        found = fleet.evaluate(ensemble.predict(fleet))
+            member.base.model = np.float32([w])
+        found = fleet.evaluate(ensemble.prediction(fleet))
         assert found["mse"].tolist() == found["loss"].tolist() == pytest.approx([(predicted - 2) ** 2])
 
 
 def test_one_round_of_two_members_by_hand():
     fleet = scalar_fleet([[(1.0, 2.0)], [(1.0, -2.0)] * 3], lr=0.1)
     ensemble = build_ensemble(["fedavg", "fedavg"], "logit_sum", {}, Context(clients=2))
-    ensemble.begin(fleet)
+    ensemble.setup(fleet)
     first, second = ensemble.members
-    first.model, second.model = np.float32([1.0]), np.float32([-2.0])
-    ensemble.run_round(fleet, 1)
+    first.base.model, second.base.model = np.float32([1.0]), np.float32([-2.0])
+    ensemble.round(fleet, 1)
     # Each by itself, with clients of 1 and 3 samples: 1.2 and 0.4 come to 0.6; -1.2 and -2 come to -1.8.
-    assert first.model.tolist() == pytest.approx([0.6], rel=1e-6)
-    assert second.model.tolist() == pytest.approx([-1.8], rel=1e-6)
+    assert first.base.model.tolist() == pytest.approx([0.6], rel=1e-6)
+    assert second.base.model.tolist() == pytest.approx([-1.8], rel=1e-6)
     # Their outputs add up to -1.2 at x = 1.
-    mse = fleet.evaluate(ensemble.predict(fleet))["mse"]
+    mse = fleet.evaluate(ensemble.prediction(fleet))["mse"]
     assert mse.tolist() == pytest.approx([3.2**2, 0.8**2], rel=1e-5)
 
 
@@ -152,12 +154,12 @@ def test_held_out_clients_never_train_and_are_adopted():
                          "model.hidden=[32]")  # fmt: skip
     reports = run(session, 6)
     held = session.server.held_out
-    assert len(held) == 3 and (session.server.strategy.assignment[held] == -1).all()
+    assert len(held) == 3 and (session.server.method.base.assignment[held] == -1).all()
     states = checkpoint_of(session).clients
     assert all(not states[int(client)] for client in held)
     assert reports[-1].metrics["participants"] == 9
     assert np.array_equal(np.flatnonzero(reports[-1].clients["held_out"]), held)
-    labels = session.server.strategy.labels(session.fleet.select(np.arange(12)))
+    labels = session.server.method.labels(session.fleet.select(np.arange(12)))
     groups = session.server.setup.groups
     assert all(labels[h] in labels[np.setdiff1d(np.flatnonzero(groups == groups[h]), held)] for h in held)
     assert reports[-1].metrics["holdout_micro_accuracy"] > 0.6

@@ -8,11 +8,12 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from archipelago.core.settings import AggregationSettings
+from archipelago.strategies import AGGREGATION
 from archipelago.strategies.clustering import trimmed_kmeans
 from archipelago.strategies.references import Models
 from archipelago.strategies.robust import RobustOptions
 from tests.support.experiments import checkpoint_of, outcome, run, session_of
-from tests.support.scalar import scalar_fleet, strategy_of
+from tests.support.scalar import method_of, scalar_fleet
 
 # --- trimmed K-means --------------------------------------------------------------------------------------
 
@@ -76,24 +77,24 @@ SEVEN = [[(1.0, y)] for y in (10.0, 10.5, 11.0, -10.0, -10.5, -11.0, 500.0)]
 
 def one_round(method="robust", **options):
     fleet = scalar_fleet(SEVEN, lr=0.1)
-    strategy = strategy_of(
+    strategy = method_of(
         method, fleet, clusters=2, options={"robust": RobustOptions(**options)} if method == "robust" else {}
     )
-    strategy.clusters = Models(np.zeros((2, 1), np.float32))
-    strategy.run_round(fleet, 1)
+    strategy.base.clusters = Models(np.zeros((2, 1), np.float32))
+    strategy.round(fleet, 1)
     return strategy
 
 
 def test_one_round_by_hand():
     robust = one_round(trim=0.25)
-    c = robust.assignment
+    c = robust.base.assignment
     assert c.tolist() == [c[0]] * 3 + [c[3]] * 3 + [c[0]] and c[0] != c[3]
     # A seventh point is a fifth of seven, rounded down: client 6 moves no centre. Its cluster of four
     # loses 2.0 and 100.0 (a quarter from each side): (2.1 + 2.2) / 2. A quarter of three is nobody.
-    assert robust.clusters.values[c[0], 0] == pytest.approx(2.15, rel=1e-6)
-    assert robust.clusters.values[c[3], 0] == pytest.approx(-2.1, rel=1e-6)
+    assert robust.base.clusters.values[c[0], 0] == pytest.approx(2.15, rel=1e-6)
+    assert robust.base.clusters.values[c[3], 0] == pytest.approx(-2.1, rel=1e-6)
     assert robust.report["outliers"] == 1
-    centres = robust.centres.ravel()
+    centres = robust.base.centres.ravel()
     assert centres[c[0]] == pytest.approx(2.1, rel=1e-6) and centres[c[3]] == pytest.approx(-2.1, rel=1e-6)
     # Plain K-means gives the odd client a cluster and throws the groups together.
     fesem = one_round("fesem")
@@ -104,22 +105,22 @@ def test_one_round_by_hand():
 def test_every_option_changes_the_numbers():
     def by_group(**options):
         robust = one_round(**options)
-        return [float(robust.clusters.values[robust.assignment[i], 0]) for i in (0, 3)]
+        return [float(robust.base.clusters.values[robust.base.assignment[i], 0]) for i in (0, 3)]
 
     default = by_group()  # a fifth of four is nobody: (2 + 2.1 + 2.2 + 100) / 4
     assert default == pytest.approx([26.575, -2.1], rel=1e-6)
     assert by_group(trim=0.25) == pytest.approx([2.15, -2.1], rel=1e-6)
     assert by_group(exclude=True) == pytest.approx([2.1, -2.1], rel=1e-6)
     assert by_group(outliers=0.0) == pytest.approx([0.0, 0.0], abs=1e-6)  # both groups in one cluster
-    assert one_round(centre_trim=0.4).centres.max() == pytest.approx(2.1, rel=1e-6)
+    assert one_round(centre_trim=0.4).base.centres.max() == pytest.approx(2.1, rel=1e-6)
     skewed = [[(1.0, y)] for y in (10.0, 10.0, 10.0, 10.0, 20.0)]
 
     def centre(**options):
         fleet = scalar_fleet(skewed, lr=0.1)
-        robust = strategy_of("robust", fleet, options={"robust": RobustOptions(outliers=0.0, **options)})
-        robust.clusters = Models(np.zeros((1, 1), np.float32))
-        robust.run_round(fleet, 1)
-        return float(robust.centres[0, 0])
+        robust = method_of("robust", fleet, options={"robust": RobustOptions(outliers=0.0, **options)})
+        robust.base.clusters = Models(np.zeros((1, 1), np.float32))
+        robust.round(fleet, 1)
+        return float(robust.base.centres[0, 0])
 
     assert centre(centre_trim=0.0) == pytest.approx(2.4, rel=1e-6)
     assert centre(centre_trim=0.2) == pytest.approx(2.0, rel=1e-6)
@@ -128,37 +129,38 @@ def test_every_option_changes_the_numbers():
 
 def test_another_aggregation_replaces_the_trimmed_mean():
     fleet = scalar_fleet(SEVEN, lr=0.1)
-    robust = strategy_of("robust", fleet, clusters=2, aggregation=AggregationSettings(name="median"))
-    assert robust.rule.name == "median"
-    assert strategy_of("robust", fleet, clusters=2).rule == AggregationSettings(name="trimmed_mean", trim=0.2)
+    robust = method_of("robust", fleet, clusters=2, aggregation=AggregationSettings(name="median"))
+    assert robust.base.rule.name == "median"
+    own = method_of("robust", fleet, clusters=2).base.rule
+    assert (own.apply, own.options.trim) == (AGGREGATION.find("trimmed_mean"), 0.2)
 
 
 def test_one_cluster_without_trimming_is_fedavg_with_equal_weights():
     robust = session_of("method=robust", "clusters=1", "robust.trim=0", "robust.outliers=0")
     fedavg = session_of("method=fedavg", "clusters=1", "weights=uniform")
     run(robust, 3), run(fedavg, 3)
-    found, expected = robust.server.strategy.clusters.values[0], fedavg.server.strategy.model
+    found, expected = robust.server.method.base.clusters.values[0], fedavg.server.method.base.model
     assert np.abs(found - expected).max() < 1e-6
 
 
 def test_a_client_that_does_not_arrive_moves_nothing_and_keeps_its_cluster():
     fleet = scalar_fleet([*SEVEN[:6], [(1.0, float("inf"))]], lr=0.1)
-    robust = strategy_of("robust", fleet, clusters=2, options={"robust": RobustOptions(outliers=0.0)})
-    robust.clusters = Models(np.zeros((2, 1), np.float32))
-    robust.run_round(fleet, 1)
-    c = robust.assignment
+    robust = method_of("robust", fleet, clusters=2, options={"robust": RobustOptions(outliers=0.0)})
+    robust.base.clusters = Models(np.zeros((2, 1), np.float32))
+    robust.round(fleet, 1)
+    c = robust.base.assignment
     assert c.tolist()[:6] == [c[0]] * 3 + [c[3]] * 3 and c[0] != c[3]
-    assert robust.clusters.values[c[0], 0] == pytest.approx(2.1, rel=1e-6)
-    assert np.isfinite(robust.clusters.values).all()
+    assert robust.base.clusters.values[c[0], 0] == pytest.approx(2.1, rel=1e-6)
+    assert np.isfinite(robust.base.clusters.values).all()
 
 
 def test_fewer_distinct_models_than_clusters_are_an_event():
     fleet = scalar_fleet([[(1.0, 1.0)], [(1.0, 1.0)], [(1.0, 1.0)]], lr=0.1)
-    robust = strategy_of("robust", fleet, clusters=2)
-    robust.run_round(fleet, 1)
+    robust = method_of("robust", fleet, clusters=2)
+    robust.round(fleet, 1)
     assert robust.events == ["Only 1 distinct models for 2 clusters: the rest stays empty."]
-    assert len(set(robust.assignment.tolist())) == 1
-    assert not np.shares_memory(robust.clusters.values[0], robust.clusters.values[1])
+    assert len(set(robust.base.assignment.tolist())) == 1
+    assert not np.shares_memory(robust.base.clusters.values[0], robust.base.clusters.values[1])
 
 
 # --- experiments ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 from actors.fleet import InProcessFleet
 from actors.requests import BlockSetup, ClientSamples
 from archipelago.core.settings import EvaluationSettings, LocalSettings, ModelSettings
-from archipelago.strategies.base import Context, Strategy, build
+from archipelago.strategies import Context, Method, build
 
 
 def scalar_fleet(
@@ -53,9 +53,9 @@ def scalar_fleet(
     return fleet
 
 
-def strategy_of(method: str, fleet: InProcessFleet, clusters: int = 1, **context: Any) -> Strategy:
-    """A strategy, set up."""
+def method_of(method: str, fleet: InProcessFleet, clusters: int = 1, **context: Any) -> Method:
+    """A method, set up."""
     options = context.pop("options", {})
     made = build(method, options, Context(clients=len(fleet.all_sizes), clusters=clusters, **context))
-    made.begin(fleet)
+    made.setup(fleet)
     return made
