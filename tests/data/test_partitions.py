@@ -11,7 +11,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.core.settings import PartitionSettings
 from archipelago.data import PARTITIONS, Labels, Partition, Partitioner, partitions_labels
-from archipelago.data.partitions_core import matching_test_counts
+from archipelago.data.partitions_dealing import matching_test_counts
 from tests.support.partitions import checked, divergence, divide, labels_of, table
 
 BY_CLASS = (
