@@ -69,7 +69,7 @@ class Regression(lightning.LightningModule):
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice on worker processes, for a run of a second
 @pytest.mark.parametrize("validation", [0.0, 0.2])
-def test_a_trainer_learns_a_planted_model(tmp_path: Any, validation: float) -> None:
+def test_a_trainer_learns_a_ground_truth_model(tmp_path: Any, validation: float) -> None:
     module = FederationDataModule(build("synthetic", validation), client=0, batch_size=8, seed=0)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = lightning.Trainer(

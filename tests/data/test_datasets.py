@@ -78,7 +78,7 @@ class TestSynthetic:
         settings = data_settings(name="synthetic", sources=200, dimension=50, weight_scale=10.0)
         assert ground_truth_weights(settings, seed=0).std() == pytest.approx(10, rel=0.03)
 
-    def test_a_common_part_is_the_same_for_all_planted_models_and_changes_nothing_else(self) -> None:
+    def test_a_common_part_is_the_same_for_all_ground_truth_models_and_changes_nothing_else(self) -> None:
         settings = data_settings(name="synthetic", sources=3, dimension=200)
         common = dataclasses.replace(settings, common_scale=5.0)
         more = ground_truth_weights(common, seed=0) - ground_truth_weights(settings, seed=0)

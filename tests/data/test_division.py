@@ -72,9 +72,11 @@ class TestShareForTesting:
             trained, tested = (np.bincount(y[part], minlength=10) for part in (client.train, client.test))
             if count > 10:
                 assert not ((tested > 0) & (trained == 0)).any()
-            enough = ((trained + tested) >= 2).sum() <= len(client.test)
-            if enough:  # label supports are equal, but for classes with a single sample
-                assert ((tested > 0) == ((trained + tested) >= 2)).all()
+            several = (trained + tested) >= 2
+            if not several.any():  # nothing but single samples: one of them is tested on all the same
+                assert len(client.test) == 1
+            elif several.sum() <= len(client.test):  # label supports are equal, but for single samples
+                assert ((tested > 0) == several).all()
 
     def test_small_shares_leave_a_test_sample_and_too_many_clients_are_a_sentence(self) -> None:
         made = build(300, test_share=0.01)
@@ -90,7 +92,7 @@ class TestShareForTesting:
 
 
 class TestHoldOut:
-    def test_one_set_per_planted_group_that_no_client_has(self) -> None:
+    def test_one_set_per_ground_truth_group_that_no_client_has(self) -> None:
         plain = build(name="cluster_n_class", classes=3)
         made = build(name="cluster_n_class", classes=3, holdout=0.4)
         assert made.groups is not None
@@ -122,7 +124,7 @@ class TestHoldOut:
         assert len(counts) == 2 and counts[0] == counts[1] and counts[0][0] == counts[0][1] > 10
 
     def test_what_cannot_be_held_out(self) -> None:
-        with pytest.raises(UserError, match="partition=dirichlet plants none: use partition=mixture"):
+        with pytest.raises(UserError, match="partition=dirichlet has none: use partition=mixture"):
             build(name="dirichlet", holdout=0.2)
         with pytest.raises(UserError, match=r"cannot be combined with partition.compat=fedbase"):
             build(name="cluster_dirichlet", compat="fedbase", holdout=0.2)

@@ -49,7 +49,7 @@ def test_samples_are_read_only() -> None:
 
 
 class TestRotations:
-    def test_client_wise_blocks_are_rotated_and_are_the_planted_groups(self) -> None:
+    def test_client_wise_blocks_are_rotated_and_are_the_ground_truth_groups(self) -> None:
         plain, turned = build(), build(data={"rotations": 4})
         assert turned.groups is not None
         assert turned.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]

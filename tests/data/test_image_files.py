@@ -73,7 +73,7 @@ class TestCelebA:
             UserError, match=rf"000004\.jpg is damaged .*800 bytes, MD5 {data_files.md5(half)}"
         ):
             load("celeba", tmp_path)
-        assert not [*(tmp_path / "mapped").iterdir()]  # whole or not there
+        assert not [*(tmp_path / "mapped").iterdir()]  # all or nothing
         text = tmp_path / "celeba" / "identity_CelebA.txt"
         text.write_text(text.read_text().replace(" 9", " 8", 1))
         with pytest.raises(UserError, match=r"identity_CelebA\.txt is damaged \(its MD5"):

@@ -87,7 +87,7 @@ class TestArrays:
         for given in ({}, {"test": (X[:4], Y[:4])}, {"owners": owners}):
             use_arrays("mine", (X, Y), **given)
             here = load_dataset(data_settings(name="mine"), seed=0)
-            DATASETS.remove("mine")  # as in a process that was never told
+            DATASETS.remove("mine")  # as in another process
             there = load_dataset(data_settings(name="mine"), seed=0)
             for field in ("x_train", "y_train", "x_test", "y_test", "owners_train", "owners_test"):
                 one, other = getattr(here, field), getattr(there, field)

@@ -1,4 +1,4 @@
-"""Rotations, label swaps, colours and noise, alone and multiplied, and how they meet planted groups."""
+"""Rotations, label swaps, colours and noise, alone and multiplied, and how they meet ground-truth groups."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class TestCrossed:
 
     def test_too_small_groups_are_a_sentence(self) -> None:
         with pytest.raises(
-            UserError, match="divides each planted group among 4 shifts, but group 0 has 2 clients"
+            UserError, match="divides each ground-truth group among 4 shifts, but group 0 has 2 clients"
         ):
             variants_of_clients(np.array([0, 0, 1, 1]), 4, 4, True)
 
