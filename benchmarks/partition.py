@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from archipelago.core.errors import UserError
+from archipelago.core.schema import composed
 from archipelago.core.settings import PartitionSettings
 from archipelago.data import PARTITIONS, Labels
 from archipelago.data.division import Task, divide
@@ -44,7 +45,9 @@ def run(rounds: int | None, miniature: bool) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for case, settings in CASES.items():
         name = case.partition(",")[0]
-        chosen = PartitionSettings(name=name, **({"groups": 5} if miniature else {}) | settings)
+        chosen: Any = composed(PartitionSettings)(
+            name=name, **({"groups": 5} if miniature else {}) | settings
+        )
         if miniature:
             chosen.groups = min(chosen.groups, 5)
         seconds, outcome = [], ""

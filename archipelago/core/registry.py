@@ -24,6 +24,7 @@ from typing import Any, Generic, TypeVar
 from archipelago.core.errors import UserError
 
 T = TypeVar("T")
+O = TypeVar("O")  # noqa: E741  (a dataclass of options)
 
 REGISTRIES: dict[str, Registry[Any]] = {}  # by kind; a registry is here once its module is imported
 
@@ -45,6 +46,12 @@ def nearest(given: object, choices: Iterable[str]) -> str:
 @dataclass(frozen=True)
 class NoOptions:
     """An entry without options of its own."""
+
+
+def read_options(kind: type[O], settings: Any) -> O:
+    """Options of a kind with the values that `settings` (any object with fields of these names) has for them."""
+    names = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]  # options are dataclasses
+    return kind(**{name: getattr(settings, name) for name in names if hasattr(settings, name)})
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,7 @@ class Entry(Generic[T]):
 
     def options_from(self, settings: Any) -> Any:
         """Its options with the values that `settings` (any object with fields of these names) has for them."""
-        names = [each.name for each in dataclasses.fields(self.options)]
-        return self.options(**{name: getattr(settings, name) for name in names if hasattr(settings, name)})
+        return read_options(self.options, settings)
 
 
 class Registry(Mapping[str, Entry[T]]):
@@ -140,11 +146,15 @@ class Registry(Mapping[str, Entry[T]]):
             wanted = f"a subclass of {self.base.__name__}" if self.base is not None else "a function or class"
             raise UserError(f"Expected {self.kind} '{path}' to be {wanted}, got {found!r}: name another one.")
         for entry in list(self._entries.values()):
-            if entry.value is found:
+            if getattr(entry.value, "origin", entry.value) is found:
                 self._paths[path] = entry.name
                 return
         summary = (found.__doc__ or "").strip().splitlines()
-        self.register(path, summary[0] if summary else "")(found)
+        self.adopt(path, summary[0] if summary else "", found)
+
+    def adopt(self, path: str, about: str, found: Any) -> None:
+        """Register what stands at an import path and has not registered itself; registries of records make one."""
+        self.register(path, about)(found)
 
     def __getitem__(self, name: str) -> Entry[T]:
         return self._entries[name]

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from archipelago.core.plugins import is_ours, load_built_in, load_plugins
-from archipelago.core.registry import REGISTRIES
+from archipelago.core.registry import IMPORT_PATH, REGISTRIES
 
 S = TypeVar("S")
 
@@ -160,11 +160,28 @@ class Composed:
     def __reduce__(self) -> tuple[Any, ...]:
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}  # type: ignore[arg-type]  # its subclasses are dataclasses
         plugins = tuple(dict.fromkeys([*self._modules, *values.get("plugins", [])]))
-        return _restore, (self._base, plugins, tuple(values.items()))
+        return _restore, (self._base, plugins, self._by_path(), tuple(values.items()))
+
+    def _by_path(self) -> tuple[tuple[str, str], ...]:
+        """(kind, import path) of the entries with options that importing their module does not register."""
+        return tuple(
+            (registry.kind, entry.name)
+            for registry in REGISTRIES.values()
+            for entry in registry.values()
+            if IMPORT_PATH.fullmatch(entry.name) and entry.options.__module__ in self._modules
+        )
 
 
-def _restore(base: type, plugins: tuple[str, ...], values: tuple[tuple[str, Any], ...]) -> Any:
+def _restore(
+    base: type,
+    plugins: tuple[str, ...],
+    by_path: tuple[tuple[str, str], ...],
+    values: tuple[tuple[str, Any], ...],
+) -> Any:
+    load_built_in()
     load_plugins(plugins)
+    for kind, path in by_path:
+        REGISTRIES[kind].entry(path)
     made: Any = composed(base)
     return made(**dict(values))
 

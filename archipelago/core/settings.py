@@ -1,7 +1,7 @@
 """The schema of an experiment: every setting, its default, its range and one line about it.
 
-This is the only place of defaults (a method's own options stand beside the method, in `strategies/`, and
-`experiments/config.py` adds them as sections of the same schema). Ranges are data: `experiments/config.py`
+This is the only place of defaults (options of a method, data set or partition stand beside it, and `core/schema.py`
+adds them to the same schema). Ranges are data: `experiments/config.py`
 checks every value against its `within` or `choices` and says what was expected, given, and what to do.
 """
 
@@ -32,7 +32,7 @@ def setting(
 # OmegaConf reads these annotations at run time, so they are written as it understands them (Optional[...]).
 @dataclass
 class DataSettings:
-    """`data=NAME data.root=...`: where the samples come from."""
+    """`data=NAME data.root=...`: where the samples come from; beside these, the options that data sets declare."""
 
     name: str = setting("digits", "data set (see `list`)")
     root: str = setting("~/.cache/archipelago", "folder with the data sets")
@@ -45,14 +45,6 @@ class DataSettings:
     mapped: str = setting("auto", "sets that are decoded once into a file: read it by memory map (yes), into memory "
                           "(no), or by its size (auto: mapped above 1 GB)", choices=("auto", "yes", "no"))  # fmt: skip
     cache: str | None = setting(None, "folder of these files (default: in `data.root`)")
-    attribute: str | None = setting(None, "celeba: attribute to predict (default Smiling); chestmnist: finding "
-                                    "(default: any)")  # fmt: skip
-    image_size: int | None = setting(None, "celeba (default 84), image_folder (default: the first image's): side in "
-                                     "pixels that images are resized to", at_least=1)  # fmt: skip
-    grey: bool = setting(False, "image_folder: read images as grey levels instead of colours")
-    target: str | None = setting(
-        None, "datamodule: import path of your LightningDataModule, as package.module.Class"
-    )
     rotations: int = setting(1, "rotate images by 0/90/180/270 degrees in this many groups of clients",
                              at_least=1, at_most=4)  # fmt: skip
     label_swaps: int = setting(
@@ -67,47 +59,23 @@ class DataSettings:
                                  above=0)  # fmt: skip
     crossed: bool = setting(
         False,
-        "divide each planted group of the partition among these shifts, instead of shifting whole groups",
+        "divide each ground-truth group of the partition among these shifts, instead of shifting whole groups",
     )
-    sources: int = setting(4, "synthetic: number of planted linear models", at_least=1)
-    samples: int = setting(4000, "synthetic: number of samples, test included", at_least=2)
-    dimension: int = setting(10, "synthetic: number of features", at_least=1)
-    weight_scale: float = setting(10.0, "synthetic: standard deviation of the planted weights (FedSoft's sigma_0)",
-                                  above=0)  # fmt: skip
-    common_scale: float = setting(0.0, "synthetic: standard deviation of a part common to all planted weights",
-                                  at_least=0)  # fmt: skip
-    noise: float = setting(1.0, "synthetic: standard deviation of the label noise", at_least=0)
     test_fraction: float = setting(0.2, "share of samples held out for testing where there is no official split",
                                    above=0, below=1)  # fmt: skip
 
 
 @dataclass
 class PartitionSettings:
-    """`partition=NAME partition.alpha=...`: which client holds which samples."""
+    """`partition=NAME partition.alpha=...`: who holds which samples; beside these, the options of partitions."""
 
     name: str = setting("iid", "partition (see `list`)")
-    alpha: float = setting(0.1, "Dirichlet concentration: over clients, or over groups in cluster-wise partitions",
-                           above=0)  # fmt: skip
-    alpha_within: float = setting(10.0, "Dirichlet concentration inside a group (cluster-wise)", above=0)
-    classes: int = setting(2, "classes per client, or per group in cluster-wise partitions", at_least=1)
-    classes_within: int = setting(2, "classes per client inside a group (cluster-wise)", at_least=1)
-    groups: int = setting(4, "planted groups of clients (cluster-wise)", at_least=1)
-    group_sizes: list[int] = setting(
-        [], "clients of each planted group, instead of even `groups`, as [10,10,30]", at_least=1
-    )
-    mixture: str = setting("10:90", "mixture: shares of the sources, as 10:90 or 30:70; linear; random")
-    size_range: list[int] = setting([], "mixture: training samples per client, drawn from [smallest,largest]",
-                                    at_least=1)  # fmt: skip
-    level_groups: list[int] = setting([2, 4], "multilevel: groups of each level, coarse to fine", at_least=1)
-    level_classes: list[int] = setting(
-        [1, 2], "multilevel: classes of a group's own at each level", at_least=1
-    )
     test_share: float | None = setting(
         None, "share of a client's samples for testing, of both parts pooled (default: the official split)",
         above=0, below=1,
     )  # fmt: skip
     holdout: float | None = setting(
-        None, "share of the test samples that no client gets, one set per planted distribution, to measure every "
+        None, "share of the test samples that no client gets, one set per ground-truth distribution, to measure every "
         "cluster model on (default: half for mixtures, else none)", at_least=0, below=1,
     )  # fmt: skip
     compat: str = setting("none", "fedbase: the protocol of published tables, which drops and copies clients",

@@ -19,7 +19,7 @@ from archipelago.data.datasets import DATASETS, Dataset, DataSource, dataset, lo
 from archipelago.data.describe import client_table, count_table, facts
 from archipelago.data.division import ClientData, Division
 from archipelago.data.federation import Federation, build_federation, federation_of
-from archipelago.data.partitions import PARTITIONS, Labels, Partition, Partitioner, partition
+from archipelago.data.partitions import PARTITIONS, Labels, Partition, Partitioner, hand_out, partition
 
 __all__ = [
     "DATASETS",
@@ -38,6 +38,7 @@ __all__ = [
     "dataset",
     "facts",
     "federation_of",
+    "hand_out",
     "load_dataset",
     "normalised",
     "partition",

@@ -9,6 +9,7 @@ import numpy as np
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
+from archipelago.core.registry import NoOptions
 from archipelago.core.settings import DataSettings
 from archipelago.data.datasets import DATASETS, Array, Dataset, DataSource, hold_out, kind
 from archipelago.data.kept import content_of, keep, kept_at, kept_content, read_kept
@@ -46,13 +47,12 @@ def find_kept(name: str) -> None:
 def _register(
     name: str, arrays: Callable[[], dict[str, Array]], where: str, content: Callable[[], str]
 ) -> None:
-    def load(settings: DataSettings, seed: int) -> Dataset:
+    def load(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
         parts, owners = _split(arrays(), settings)
         return from_arrays(name, parts, where=f"Data set '{name}'", owners=owners)
 
-    DATASETS.register(name, "arrays given by use_arrays")(
-        DataSource(load, lambda settings: where, seeded=False, content=content)
-    )
+    source = DataSource(load, lambda settings: where, seeded=False, content=content)
+    DATASETS.register(name, "arrays given by use_arrays")(source)
 
 
 def _given(where: str, train: Pair, test: Pair | None, owners: Any) -> dict[str, Array]:
@@ -92,7 +92,7 @@ def _given(where: str, train: Pair, test: Pair | None, owners: Any) -> dict[str,
 
 
 def _pair_of(owners: Any) -> list[Any]:
-    """Two arrays, or whatever was given instead, to be told about."""
+    """Two arrays, or whatever was given instead, to be refused."""
     return [*owners] if isinstance(owners, tuple | list) and len(owners) == 2 else [owners]
 
 

@@ -52,7 +52,7 @@ def fetch_dataset(name: str, settings: DataSettings) -> str:
     if where is not None:
         return f"{name} is here already: {where}"
     if source.fetch is None:
-        source.load(settings, 0)  # says how to get it
+        source(settings, 0)  # says how to get it
         raise UserError(f"Data set '{name}' cannot be fetched.")
     root: Path = source.fetch(settings)
     return f"{name} is in {source.present(settings) or root}"

@@ -1,7 +1,7 @@
 """One client of a federation as a LightningDataModule, for use outside the platform.
 
 The platform itself hands indices to its executors and never builds data loaders. This file is not
-imported by the room's `__init__`: importing lightning takes seconds.
+imported by the package's `__init__`: importing lightning takes seconds.
 """
 
 from __future__ import annotations

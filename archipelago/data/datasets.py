@@ -1,10 +1,30 @@
 """Data sets: what they hold, where they are found, and the registry that new ones plug into.
 
-A data set of your own is one decorated function that returns a `Dataset`:
+A data set of your own is one file, here `my_data.py`:
 
-    @dataset("mine", "what it is, in one line", present=lambda settings: "somewhere")
-    def mine(settings: DataSettings, seed: int) -> Dataset:
-        return Dataset("mine", x_train, y_train, x_test, y_test, classes=10, mean=(0.5,), std=(0.5,))
+    from dataclasses import dataclass
+
+    import numpy as np
+
+    from archipelago.core.randomness import generator
+    from archipelago.core.settings import DataSettings, setting
+    from archipelago.data import Dataset, dataset
+
+    @dataclass
+    class BlobOptions:
+        spread: float = setting(1.0, "blobs: standard deviation around the centres", above=0)
+
+    @dataset("blobs", "three clouds of points, one for each class", label="Blobs")
+    def blobs(settings: DataSettings, options: BlobOptions, seed: int) -> Dataset:
+        rng = generator(seed, "blobs")
+        y = np.arange(1000) % 3
+        x = rng.normal(y[:, None], options.spread, size=(1000, 2)).astype(np.float32)
+        return Dataset("blobs", x[:800], y[:800], x[800:], y[800:], classes=3, mean=(0.0,), std=(1.0,))
+
+`data=my_data.blobs data.spread=0.5` runs it, in this process, on Ray, in a sweep and after `resume`; so do
+`plugins=[my_data] data=blobs`. `settings` has what concerns all data sets (`data.root`, ...), `options` what this one
+declares, as the type of that parameter (leave the type out where there are none). Without the decorator the import
+path works too. The decorator adds a name, a label and what the platform should know: see `dataset`.
 """
 
 from __future__ import annotations
@@ -18,13 +38,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipelago.core.errors import UserError
-from archipelago.core.registry import Registry
+from archipelago.core.registry import Entry, NoOptions, Registry, read_options
 from archipelago.core.settings import DataSettings
 from archipelago.data.apportion import Integers, apportion
 from archipelago.data.files import Damaged
+from archipelago.data.options import options_of
 
 Array = NDArray[Any]
-Loader = Callable[[DataSettings, int], "Dataset"]
+Loader = Callable[[DataSettings, Any, int], "Dataset"]
+_SIGNATURE = ("settings", "options", "seed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +56,7 @@ class Dataset:
     `x`: (N, C, H, W) images or (N, features) vectors, uint8 or float32. `y`: (N,), int64 labels
     0..classes-1, or float32 targets where `classes` is None (regression). `mean` and `std` hold one number
     per channel, or one for all, and normalise x / 255 where x is uint8, x itself otherwise (`normalised`).
-    `sources_*`: which planted distribution each sample was drawn from, where that is known. `owners_*`:
+    `sources_*`: which ground-truth distribution each sample was drawn from, where that is known. `owners_*`:
     who each sample naturally belongs to (a writer, a person), numbered 0, 1, 2, ... over both parts.
     """
 
@@ -105,10 +127,8 @@ class Dataset:
 class DataSource:
     """A registered data set: `load` it, ask where it is `present` (None: not here), `fetch` it.
 
-    `files` are the files and folders that it is read from, where it is present. A set that cannot be
-    downloaded has no `fetch`, and its loader says how to get it. `seeded`: every seed may give other samples;
-    a set that says no is loaded once for all seeds of a sweep. `content` is a hash of what would be loaded, for sets
-    that can change while a process lives.
+    `options` is the dataclass that `load` is given besides the settings of all data sets. The rest: see `dataset`;
+    `content` is a hash of what would be loaded, for sets that can change while a process lives.
     """
 
     load: Loader
@@ -117,41 +137,70 @@ class DataSource:
     fetch: Callable[[DataSettings], Path] | None = None
     seeded: bool = True
     content: Callable[[], str] | None = None
+    options: type = NoOptions
+
+    @property
+    def origin(self) -> Loader:
+        """The function that was registered, by which its import path is recognised."""
+        return self.load
 
     def __call__(self, settings: DataSettings, seed: int) -> Dataset:
         try:
-            return self.load(settings, seed)
+            made = self.load(settings, read_options(self.options, settings), seed)
         except Damaged as error:
             raise error.advised(settings, fetched=self.fetch is not None) from error
+        if not isinstance(made, Dataset):
+            raise UserError(
+                f"Expected data set '{settings.name}' to return an archipelago.data.Dataset, got "
+                f"{type(made).__name__}: return one."
+            )
+        return made
 
 
 class DataSets(Registry[DataSource]):
     """All data sets; arrays that another process gave a name are found when they are asked for."""
 
-    def find(self, name: str) -> DataSource:
+    def entry(self, name: str) -> Entry[DataSource]:
         if name not in self:
             from archipelago.data.arrays import find_kept
 
             find_kept(name)
-        return super().find(name)
+        return super().entry(name)
+
+    def adopt(self, path: str, about: str, found: Any) -> None:
+        if isinstance(found, type):
+            raise UserError(
+                f"Expected data set '{path}' to be a function ({', '.join(_SIGNATURE)}), got a class: write "
+                f"data=datamodule data.target={path} for a LightningDataModule."
+            )
+        dataset(path, about)(found)
 
 
-DATASETS = DataSets("data set")
+DATASETS = DataSets("data set", section="data")
 
 
 def dataset(
     name: str,
     about: str,
     *,
-    present: Callable[[DataSettings], str | None],
+    label: str = "",
+    present: Callable[[DataSettings], str | None] | None = None,
     files: Callable[[DataSettings], list[Path]] | None = None,
     fetch: Callable[[DataSettings], Path] | None = None,
     seeded: bool = True,
 ) -> Callable[[Loader], Loader]:
-    """Decorator: register a loader, with one line about it and a way to ask where its files are."""
+    """Decorator: register a loader `(settings, options, seed)`, with one line about it.
+
+    `present` says where it is (None: not here), `files` what it is read from there, `fetch` downloads it to
+    `data.root`; a set without `fetch` says in an error how to get it. `seeded`: every seed may give other samples; a
+    set that says no is loaded once for all seeds of a sweep. `label` is what tables call it.
+    """
 
     def add(load: Loader) -> Loader:
-        DATASETS.register(name, about)(DataSource(load, present, files, fetch, seeded))
+        options = options_of(f"data set '{name}'", load, _SIGNATURE)
+        where = present or (lambda settings: f"made by {load.__module__}")
+        source = DataSource(load, where, files, fetch, seeded, options=options)
+        DATASETS.register(name, about, label=label, options=options)(source)
         return load
 
     return add

@@ -14,7 +14,7 @@ Table = dict[str, NDArray[Any]]
 
 
 def client_table(federation: Federation) -> Table:
-    """`client`, samples by part, and what is planted: `group`, `level_1` (coarsest) ..., `copy_of`."""
+    """`client`, samples by part, and the ground truth: `group`, `level_1` (coarsest) ..., `copy_of`."""
     table: Table = {"client": np.arange(len(federation.clients), dtype=np.int32)}
     for part in PARTS:
         sizes = [len(getattr(client, part)) for client in federation.clients]
@@ -31,7 +31,7 @@ def client_table(federation: Federation) -> Table:
 def count_table(federation: Federation) -> Table:
     """`client`, `part`, `source`, `label`, `samples`: one row for each combination that occurs.
 
-    `source` is 0 where nothing is planted, `label` 0 where targets are real numbers. Rows of held-out sets have
+    `source` is 0 where there is no ground truth, `label` 0 where targets are real numbers. Rows of held-out sets have
     the number of their distribution for a client, and `part` "holdout".
     """
     pieces = [(part, [getattr(client, part) for client in federation.clients]) for part in PARTS]

@@ -1,4 +1,4 @@
-"""A division: who trains, validates and tests on which samples, and what is planted in it.
+"""A division: who trains, validates and tests on which samples, and the ground truth about it.
 
 Made from labels and settings alone, in the same way everywhere, and kept under its content address
 (`partition_cache.py`) so that equal experiments share it.
@@ -18,7 +18,8 @@ from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.core.settings import PartitionSettings
 from archipelago.data.apportion import Integers, ranks
-from archipelago.data.partitions_core import Labels, Partition, Partitioner, set_aside, split_at
+from archipelago.data.partitions_core import Labels, Partition, Partitioner
+from archipelago.data.partitions_dealing import set_aside, split_at
 from archipelago.data.shifts import variants_of_clients, variants_of_samples
 
 PARTS = ("train", "validation", "test")
@@ -38,11 +39,11 @@ class ClientData:
 class Division:
     """Positions refer to the data set's training samples followed by its test samples.
 
-    `groups`, (clients,): planted group of each client. `levels`, (levels, clients): nested planted groups,
-    coarsest first. `sources`, (samples,): the distribution that each sample comes from, -1 where nobody holds
+    `groups`, (clients,): ground-truth group of each client. `levels`, (levels, clients): nested ground-truth
+    groups, coarsest first. `sources`, (samples,): the distribution that each sample comes from, -1 where nobody holds
     it. `variants`, (samples,): how each sample is shifted. `holdout`: one set of test samples, which no client
-    has, per planted distribution (source, or group). `copy_of`, (clients,): whom a client is a copy of (-1: nobody),
-    only in published protocols that make copies. `notes`: sentences about what had to give way.
+    has, per ground-truth distribution (source, or group). `copy_of`, (clients,): whom a client is a copy of (-1:
+    nobody), only in published protocols that make copies. `notes`: sentences about what had to give way.
     """
 
     clients: tuple[ClientData, ...]
@@ -98,7 +99,7 @@ class Task:
 
     `labels` are those of an official split. `variants` is how many shifts there are: a partition that mixes sources
     gives each of them a part of every source's samples, any other gives them to clients (`crossed`: inside each
-    planted group).
+    ground-truth group).
     """
 
     labels: Labels
@@ -120,10 +121,10 @@ def divide(split: Partitioner, task: Task) -> Division:
             _strata(labels), variants, generator(seed, "shifts of samples")
         )
         labels = _with_sources(labels, variants, variant_of_sample)
-    elif variants > 1 and settings.compat == "fedbase":
+    elif variants > 1 and settings.compat != "none":
         raise UserError(
-            "partition.compat=fedbase gives one sample to several clients, which cannot all see it shifted in their "
-            "own way: leave out the shifts (data.rotations, ...), or partition.compat."
+            f"partition.compat={settings.compat} gives one sample to several clients, which cannot all see it shifted "
+            "in their own way: leave out the shifts (data.rotations, ...), or partition.compat."
         )
     known = labels
     if settings.test_share is not None:
@@ -178,7 +179,7 @@ def _with_sources(labels: Labels, variants: int, variant: Integers) -> Labels:
 def _sources(
     labels: Labels, held: tuple[ClientData, ...], variant: Integers | None, variants: int, *, mixes: bool
 ) -> Integers | None:
-    """The distribution of each sample that somebody holds, -1 for the others; None where nothing is planted."""
+    """The distribution of each sample that somebody holds, -1 for the others; None where there is no ground truth."""
     sources = _joint(labels.sources_train, labels.sources_test)
     if not mixes and variant is not None:
         sources = variant if sources is None else sources * variants + variant
@@ -225,11 +226,7 @@ def _hold_out(
     settings: PartitionSettings,
     seed: int,
 ) -> tuple[tuple[ClientData, ...], tuple[Integers, ...]]:
-    """Take a share of the test samples away from the clients, as one set per planted distribution.
-
-    A client keeps one test sample at least of every class it is tested on; one of every source, if it mixes them. The
-    sets of a mixture have the same number of each class, as far as there are any (FedSoft draws them so).
-    """
+    """Take a share of the test samples away from the clients, as one set per ground-truth distribution."""
     share = (0.5 if split.mixes else 0.0) if settings.holdout is None else settings.holdout
     if share == 0:
         return held, ()
@@ -240,34 +237,18 @@ def _hold_out(
         )
     if groups is None:
         raise UserError(
-            f"partition.holdout={share} keeps test samples of every planted distribution, but partition={split.name} "
-            "plants none: use partition=mixture, a cluster-wise partition or data.rotations, or leave it out."
+            f"partition.holdout={share} keeps test samples of every ground-truth distribution, but "
+            f"partition={split.name} has none: use partition=mixture, a cluster-wise partition or data.rotations, or "
+            "leave it out."
         )
     test = np.concatenate([client.test for client in held])
-    sizes = np.array([len(client.test) for client in held])
-    holder = np.repeat(np.arange(len(held)), sizes)
+    holder = np.repeat(np.arange(len(held)), [len(client.test) for client in held])
+    kind = sources[test] if split.mixes and sources is not None else groups[holder]
     y = np.zeros(len(test), dtype=np.int64)
     if labels.classes is not None:
         y = np.concatenate([labels.train, labels.test])[test]
-    kind = sources[test] if split.mixes and sources is not None else groups[holder]
-    shuffled = generator(seed, "holdout").permutation(len(test))
-    cells = np.stack([holder, kind, np.zeros_like(y) if split.mixes else y])
-    order = shuffled[np.lexsort(cells[::-1, shuffled])]
-    cell = cells[:, order]
-    spare = np.zeros(len(test), dtype=bool)
-    spare[order[1:]] = (cell[:, 1:] == cell[:, :-1]).all(axis=0)  # all but the first of each cell
-    free = shuffled[spare[shuffled]]
-    if split.mixes:  # one of each source and class in turn
-        number = kind * (int(y.max()) + 1) + y
-        free = free[np.argsort(number[free], kind="stable")]
-        free = free[np.argsort(ranks(number[free]), kind="stable")]
+    free = _spare(holder, kind, y, split.mixes, generator(seed, "holdout"))
     taken = free[: round(share * len(test))]
-    stays = np.ones(len(test), dtype=bool)
-    stays[taken] = False
-    kept = split_at(test[stays], np.bincount(holder[stays], minlength=len(held)))
-    clients = tuple(
-        ClientData(client.train, client.validation, rest) for client, rest in zip(held, kept, strict=True)
-    )
     sets = tuple(np.unique(test[taken[kind[taken] == number]]) for number in range(int(kind.max()) + 1))
     if any(len(each) == 0 for each in sets):
         if settings.holdout is None:  # nobody asked for it: done without
@@ -277,4 +258,32 @@ def _hold_out(
             f"{next(n for n, each in enumerate(sets) if len(each) == 0)}: there are too few test samples for "
             f"{len(held)} clients: ask for fewer clients, a larger share, or partition.holdout=0."
         )
+    stays = np.ones(len(test), dtype=bool)
+    stays[taken] = False
+    kept = split_at(test[stays], np.bincount(holder[stays], minlength=len(held)))
+    clients = tuple(
+        ClientData(client.train, client.validation, rest) for client, rest in zip(held, kept, strict=True)
+    )
     return clients, sets
+
+
+def _spare(
+    holder: Integers, kind: Integers, y: Integers, mixes: bool, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Which test samples may be held out, in the order in which they go.
+
+    A client keeps one test sample at least of every class it is tested on; one of every source, if it mixes them. The
+    sets of a mixture have the same number of each class, as far as there are any (FedSoft draws them so).
+    """
+    shuffled = rng.permutation(len(y))
+    cells = np.stack([holder, kind, np.zeros_like(y) if mixes else y])
+    order = shuffled[np.lexsort(cells[::-1, shuffled])]
+    cell = cells[:, order]
+    spare = np.zeros(len(y), dtype=bool)
+    spare[order[1:]] = (cell[:, 1:] == cell[:, :-1]).all(axis=0)  # all but the first of each cell
+    free = shuffled[spare[shuffled]]
+    if mixes:  # one of each source and class in turn
+        number = kind * (int(y.max()) + 1) + y
+        free = free[np.argsort(number[free], kind="stable")]
+        free = free[np.argsort(ranks(number[free]), kind="stable")]
+    return free

@@ -1,13 +1,16 @@
-"""The data sets that need no files: scikit-learn's digits, and planted linear regressions."""
+"""The data sets that need no files: scikit-learn's digits, and linear regressions with known weights."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
-from archipelago.core.settings import DataSettings
+from archipelago.core.registry import NoOptions
+from archipelago.core.settings import DataSettings, setting
 from archipelago.data.datasets import Dataset, dataset, hold_out
 
 
@@ -17,12 +20,12 @@ from archipelago.data.datasets import Dataset, dataset, hold_out
     present=lambda settings: "embedded (scikit-learn)",
     seeded=False,
 )
-def digits(settings: DataSettings, seed: int) -> Dataset:
+def digits(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """The digits, as uint8. Their split depends on `data.test_fraction` alone, not on the seed."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    # Grey levels are 0..16; as uint8 they take a quarter of the room, and all 17 stay distinct.
+    # Grey levels are 0..16; as uint8 they take a quarter of the memory, and all 17 stay distinct.
     images = np.rint(x.reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
     labels = y.astype(np.int64)
     train, test = hold_out(labels, settings.test_fraction, generator(0, "split of digits"))
@@ -31,40 +34,56 @@ def digits(settings: DataSettings, seed: int) -> Dataset:
     )
 
 
-def planted_weights(settings: DataSettings, seed: int) -> NDArray[np.float64]:
-    """The linear models that `synthetic` plants: (sources, dimension), entries of N(0, weight_scale^2).
+@dataclass
+class SyntheticOptions:
+    """`data.sources=...`: the ground-truth models and how much is drawn from them."""
+
+    sources: int = setting(4, "synthetic: number of ground-truth linear models", at_least=1)
+    samples: int = setting(4000, "synthetic: number of samples, test included", at_least=2)
+    dimension: int = setting(10, "synthetic: number of features", at_least=1)
+    weight_scale: float = setting(
+        10.0, "synthetic: standard deviation of the ground-truth weights (FedSoft's sigma_0)", above=0
+    )
+    common_scale: float = setting(
+        0.0, "synthetic: standard deviation of a part common to all ground-truth weights", at_least=0
+    )
+    noise: float = setting(1.0, "synthetic: standard deviation of the label noise", at_least=0)
+
+
+def ground_truth_weights(options: SyntheticOptions, seed: int) -> NDArray[np.float64]:
+    """The linear models that `synthetic` draws from: (sources, dimension), entries of N(0, weight_scale^2).
 
     On top of that they share one draw of N(0, common_scale^2): what all have in common.
     """
     own = generator(seed, "synthetic weights").normal(
-        scale=settings.weight_scale, size=(settings.sources, settings.dimension)
+        scale=options.weight_scale, size=(options.sources, options.dimension)
     )
     rng = generator(seed, "common synthetic weights")
-    return own + rng.normal(scale=settings.common_scale, size=settings.dimension)
+    return own + rng.normal(scale=options.common_scale, size=options.dimension)
 
 
 @dataset(
     "synthetic",
-    "linear regression drawn from planted linear models (FedSoft's generator); needs no files",
+    "linear regression drawn from ground-truth linear models (FedSoft's generator); needs no files",
     present=lambda settings: "embedded (generated)",
 )
-def synthetic(settings: DataSettings, seed: int) -> Dataset:
+def synthetic(settings: DataSettings, options: SyntheticOptions, seed: int) -> Dataset:
     """y = <theta_s, x> + noise, with theta_s ~ N(0, sigma_0^2 I) and x ~ N(0, I).
 
     Ruan, Joe-Wong: "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
     experiments on synthetic data. sigma_0 is a standard deviation, as printed there; its released code
     takes it for a variance. The sources share the samples evenly.
     """
-    if settings.samples < 2 * settings.sources:
+    if options.samples < 2 * options.sources:
         raise UserError(
-            f"data.samples={settings.samples} cannot give each of data.sources={settings.sources} planted "
-            f"models a training and a test sample: ask for at least {2 * settings.sources} samples."
+            f"data.samples={options.samples} cannot give each of data.sources={options.sources} ground-truth "
+            f"models a training and a test sample: ask for at least {2 * options.sources} samples."
         )
-    weights = planted_weights(settings, seed)
+    weights = ground_truth_weights(options, seed)
     rng = generator(seed, "synthetic samples")
-    sources = np.arange(settings.samples, dtype=np.int64) * settings.sources // settings.samples
-    x = rng.normal(size=(settings.samples, settings.dimension))
-    y = np.einsum("nd,nd->n", x, weights[sources]) + settings.noise * rng.normal(size=settings.samples)
+    sources = np.arange(options.samples, dtype=np.int64) * options.sources // options.samples
+    x = rng.normal(size=(options.samples, options.dimension))
+    y = np.einsum("nd,nd->n", x, weights[sources]) + options.noise * rng.normal(size=options.samples)
     train, test = hold_out(sources, settings.test_fraction, generator(seed, "split of synthetic"))
     inputs, targets = x.astype(np.float32), y.astype(np.float32)
     return Dataset(

@@ -18,7 +18,7 @@ from archipelago.data.datasets import Array, Dataset, load_dataset
 from archipelago.data.division import PARTS, Division, Task
 from archipelago.data.partition_cache import address, divided
 from archipelago.data.partitions import PARTITIONS, Labels
-from archipelago.data.shifts import Shift, planted_shift
+from archipelago.data.shifts import Shift, shift_of
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -152,7 +152,7 @@ class Federation(Division):
         if shift is not None and division.variants is not None:
             x = x if x.flags.writeable else np.array(x)  # memory-mapped: what is changed must be in memory
             shift.apply(x, y, division.variants)
-        # As they will be in the object store: whoever writes to them is told so here already.
+        # As they will be in the object store: whoever writes to them fails here already.
         x.flags.writeable = y.flags.writeable = False
         return cls(
             x=x,
@@ -209,8 +209,8 @@ def labels_of(dataset: Dataset) -> Labels:
 
 
 def build_federation(data: DataSettings, partition: PartitionSettings, clients: int, seed: int) -> Federation:
-    """Load the data set, divide it among the clients, plant shifts, keep validation samples aside."""
-    PARTITIONS.find(partition.name)  # a wrong name is told before a large data set is read
+    """Load the data set, divide it among the clients, shift samples, keep validation samples aside."""
+    PARTITIONS.find(partition.name)  # a wrong name is reported before a large data set is read
     return federation_of(load_dataset(data, seed), data, partition, clients, seed)
 
 
@@ -218,7 +218,7 @@ def federation_of(
     dataset: Dataset, data: DataSettings, partition: PartitionSettings, clients: int, seed: int
 ) -> Federation:
     """`build_federation`, of a data set that is loaded already."""
-    shift = planted_shift(dataset, data, clients, seed)
+    shift = shift_of(dataset, data, clients, seed)
     variants = 1 if shift is None else len(shift)
     task = Task(labels_of(dataset), partition, clients, seed, variants, data.crossed)
     return Federation.made_of(dataset, divided(PARTITIONS.find(partition.name), task), shift, address(task))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import zipfile
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from PIL import Image, UnidentifiedImageError
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
-from archipelago.core.registry import nearest
-from archipelago.core.settings import DataSettings
+from archipelago.core.registry import NoOptions, nearest
+from archipelago.core.settings import DataSettings, setting
 from archipelago.data.apportion import Integers
 from archipelago.data.datasets import Array, Dataset, dataset, hold_out, some
 from archipelago.data.files import Damaged, check_md5, fetch, fetch_hint, md5_of, missing, root_of
 from archipelago.data.mapped import Recipe, cache_choices, in_chunks, stored
+from archipelago.data.options import AttributeOptions, ImageSizeOptions
 
 
 def read_image(name: str, path: Path, side: int, mode: str = "RGB") -> Array:
@@ -100,6 +102,11 @@ def _celeba_fetch(settings: DataSettings) -> Path:
     )
 
 
+@dataclass
+class CelebaOptions(ImageSizeOptions, AttributeOptions):
+    """`data.attribute=Male data.image_size=64`."""
+
+
 @dataset(
     "celeba",
     "CelebA: 202,599 colour photographs of 10,177 persons at 84x84: smiling or not (data.attribute)",
@@ -108,7 +115,7 @@ def _celeba_fetch(settings: DataSettings) -> Path:
     fetch=_celeba_fetch,
     seeded=False,
 )
-def celeba(settings: DataSettings, seed: int) -> Dataset:
+def celeba(settings: DataSettings, options: CelebaOptions, seed: int) -> Dataset:
     """Owners are the persons; `data.test_fraction` of each person's photographs is held out (FeSEM, LEAF).
 
     The official split puts whole persons aside, so it cannot give every client a test part.
@@ -120,8 +127,8 @@ def celeba(settings: DataSettings, seed: int) -> Dataset:
         raise missing("celeba", [root_of(settings) / "celeba"], how)
     texts = [(files[0].parent / file, md5) for _, md5, file in source.file_list if file.endswith(".txt")]
     check_md5("celeba", texts)
-    side = settings.image_size or _CELEBA_SIDE
-    attribute = settings.attribute or "Smiling"
+    side = options.image_size or _CELEBA_SIDE
+    attribute = options.attribute or "Smiling"
 
     def recipe() -> Recipe:
         faces = source(root_of(settings), split="all", target_type=["attr", "identity"])
@@ -139,8 +146,8 @@ def celeba(settings: DataSettings, seed: int) -> Dataset:
         read = _reader("celeba", paths, side)
         return _recipe(paths, y[order], len(train), read, (3, side, side), people[order])
 
-    options = [side, attribute, settings.test_fraction, [md5 for _, md5 in texts]]
-    made = stored(settings, "celeba", [*files[:-1], *_listed(files[-1])], options, recipe)
+    parts = [side, attribute, settings.test_fraction, [md5 for _, md5 in texts]]
+    made = stored(settings, "celeba", [*files[:-1], *_listed(files[-1])], parts, recipe)
     return Dataset(name="celeba", classes=2, mean=(0.5,), std=(0.5,), **made.parts())
 
 
@@ -185,7 +192,7 @@ def _tiny_fetch(settings: DataSettings) -> Path:
     fetch=_tiny_fetch,
     seeded=False,
 )
-def tiny_imagenet(settings: DataSettings, seed: int) -> Dataset:
+def tiny_imagenet(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """Train = the training part, test = the validation part (the official test part has no labels)."""
     files = _tiny_files(settings)
     if not files:
@@ -277,6 +284,13 @@ def _class_folders(settings: DataSettings) -> list[Path]:
     return held if len(held) >= 2 else []
 
 
+@dataclass
+class ImageFolderOptions(ImageSizeOptions):
+    """`data.grey=true data.image_size=64`."""
+
+    grey: bool = setting(False, "image_folder: read images as grey levels instead of colours")
+
+
 @dataset(
     "image_folder",
     "your own folder of images, one folder per class (data.root), in train/ and test/ (or val/), or held out",
@@ -284,7 +298,7 @@ def _class_folders(settings: DataSettings) -> list[Path]:
     files=lambda settings: _folders(root_of(settings), settings) if _class_folders(settings) else [],
     seeded=False,
 )
-def image_folder(settings: DataSettings, seed: int) -> Dataset:
+def image_folder(settings: DataSettings, options: ImageFolderOptions, seed: int) -> Dataset:
     """As torchvision's ImageFolder finds them. Without a test part, `data.test_fraction` is held out.
 
     Validation images, where there are any, join the test images, as those of `npz` do.
@@ -313,8 +327,8 @@ def image_folder(settings: DataSettings, seed: int) -> Dataset:
         kept, held = hold_out(labels, settings.test_fraction, generator(0, "split of image_folder"))
         order, cut = np.concatenate([kept, held]), len(kept)
         paths, labels = [paths[i] for i in order], labels[order]
-    mode, channels = ("L", 1) if settings.grey else ("RGB", 3)
-    side = settings.image_size or _side_of(paths[0])
+    mode, channels = ("L", 1) if options.grey else ("RGB", 3)
+    side = options.image_size or _side_of(paths[0])
     read = _reader("image_folder", paths, side, mode)
     made = stored(
         settings,

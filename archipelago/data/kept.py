@@ -1,6 +1,6 @@
 """Arrays that were given a name, kept where other processes find them: one .npz file for each name.
 
-In the cache of this user (`ARCHIPELAGO_CACHE`, else ~/.cache/archipelago), whole or not there at all. On a cluster,
+In the cache of this user (`ARCHIPELAGO_CACHE`, else ~/.cache/archipelago), each written atomically. On a cluster,
 that folder must be one that all nodes share.
 """
 
@@ -100,7 +100,7 @@ def _maker(process: int) -> dict[str, str]:
 
 
 def _alive(about: Mapping[str, str]) -> bool:
-    """Whether the arrays were kept by another process of this machine that goes on."""
+    """Whether the arrays were kept by another process of this machine that is still running."""
     process = int(about.get("process", os.getpid()))
     with contextlib.suppress(psutil.Error):
         return process != os.getpid() and _maker(process).items() <= about.items()

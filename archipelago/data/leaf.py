@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipelago.core.randomness import generator
+from archipelago.core.registry import NoOptions
 from archipelago.core.settings import DataSettings
 from archipelago.data.apportion import Integers
 from archipelago.data.datasets import Dataset, dataset, hold_out
@@ -47,7 +48,7 @@ def _files(settings: DataSettings) -> list[Path]:
     files=_files,
     seeded=False,
 )
-def femnist(settings: DataSettings, seed: int) -> Dataset:
+def femnist(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """Owners are the writers. LEAF's split is kept where it splits every writer's images (`-t sample`).
 
     Where it puts whole writers aside (`-t user`) or does not split, `data.test_fraction` of each writer's

@@ -1,6 +1,6 @@
 """Memory-mapped copies of data sets that are slow to decode or larger than memory.
 
-A copy is made once, in a folder named by the hash of its content, and is there whole or not at all. Processes
+A copy is made once, atomically, in a folder named by the hash of its content. Processes
 on one node share its pages; what leaves memory is read again from the file. Another process is sent the
 address of the file, never its content.
 """

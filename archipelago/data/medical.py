@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from archipelago.core.errors import UserError
-from archipelago.core.registry import nearest
+from archipelago.core.registry import NoOptions, nearest
 from archipelago.core.settings import DataSettings
 from archipelago.data.apportion import Integers
 from archipelago.data.datasets import Array, Dataset, dataset
 from archipelago.data.files import Damaged, check_md5, fetch, fetch_hint, missing, root_of
+from archipelago.data.options import AttributeOptions
 
 # Names and what they show; the rest (addresses, checksums, classes) is asked of medmnist when it is needed,
 # because importing it takes seconds.
@@ -30,6 +31,7 @@ SETS = {
     "organcmnist": "abdominal organs (coronal), 23,583 grey images, 11 classes",
     "organsmnist": "abdominal organs (sagittal), 25,211 grey images, 11 classes",
 }
+_FINDINGS = "chestmnist"  # has several answers to each image
 
 
 def _medmnist() -> Any:
@@ -56,7 +58,7 @@ def _fetch(name: str, settings: DataSettings) -> Path:
     return fetch(name, settings, about["url"], [f"{name}.npz"], download, [(f"{name}.npz", about["MD5"])])
 
 
-def _load(name: str, settings: DataSettings) -> Dataset:
+def _load(name: str, settings: DataSettings, finding: str | None = None) -> Dataset:
     """Train = the official training part, test = the official validation and test parts (as in the papers)."""
     medmnist = _medmnist()
     about, path = medmnist.INFO[name], _file(name, settings)
@@ -68,9 +70,9 @@ def _load(name: str, settings: DataSettings) -> Dataset:
         parts = [source(split, root=str(path.parent)) for split in ("train", "val", "test")]
     except (OSError, ValueError, KeyError) as error:
         raise Damaged(name, path, str(error)) from error
-    train, val, test = ((_images(part.imgs), _labels(name, part.labels, settings)) for part in parts)
+    train, val, test = ((_images(part.imgs), _labels(name, part.labels, finding)) for part in parts)
     x_test, y_test = (np.concatenate(pair) for pair in zip(val, test, strict=True))
-    classes = 2 if name == "chestmnist" else len(about["label"])
+    classes = 2 if name == _FINDINGS else len(about["label"])
     return Dataset(name, *train, x_test, y_test, classes=classes, mean=(0.5,), std=(0.5,))
 
 
@@ -78,21 +80,25 @@ def _images(images: Array) -> Array:
     return images[:, None] if images.ndim == 3 else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
-def _labels(name: str, labels: Array, settings: DataSettings) -> Integers:
+def _labels(name: str, labels: Array, finding: str | None) -> Integers:
     """One class per image. ChestMNIST gives 14 yes/no answers: the one asked for, or whether any is yes."""
-    if name != "chestmnist":
+    if name != _FINDINGS:
         return labels.reshape(-1).astype(np.int64)
-    if settings.attribute is None:
+    if finding is None:
         return (labels.max(axis=1) > 0).astype(np.int64)
     findings = list(_medmnist().INFO[name]["label"].values())
-    if settings.attribute not in findings:
-        raise UserError(
-            f"Unknown data.attribute '{settings.attribute}' of chestmnist. {nearest(settings.attribute, findings)}"
-        )
-    return labels[:, findings.index(settings.attribute)].astype(np.int64)
+    if finding not in findings:
+        raise UserError(f"Unknown data.attribute '{finding}' of {name}. {nearest(finding, findings)}")
+    return labels[:, findings.index(finding)].astype(np.int64)
 
 
 def _register(name: str, about: str) -> None:
+    def load(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
+        return _load(name, settings)
+
+    def load_finding(settings: DataSettings, options: AttributeOptions, seed: int) -> Dataset:
+        return _load(name, settings, options.attribute)
+
     def files(settings: DataSettings) -> list[Path]:
         path = _file(name, settings)
         return [path] if path.is_file() else []
@@ -104,7 +110,7 @@ def _register(name: str, about: str) -> None:
         files=files,
         fetch=lambda settings: _fetch(name, settings),
         seeded=False,
-    )(lambda settings, seed: _load(name, settings))
+    )(load_finding if name == _FINDINGS else load)
 
 
 for _name, _about in SETS.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from archipelago.core.errors import UserError
+from archipelago.core.registry import NoOptions
 from archipelago.core.settings import DataSettings
 from archipelago.data.arrays import from_arrays
 from archipelago.data.datasets import Array, Dataset, dataset, some
@@ -60,7 +61,7 @@ def _npz_files(settings: DataSettings) -> list[Path]:
     files=_npz_files,
     seeded=False,
 )
-def npz(settings: DataSettings, seed: int) -> Dataset:
+def npz(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """Images (N, H, W), (N, H, W, C) or (N, C, H, W), or vectors (N, features), from one file.
 
     uint8 is taken for pixels (mean and std 0.5, as in the papers), anything else for numbers that are

@@ -18,6 +18,7 @@ from PIL import Image, UnidentifiedImageError
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
+from archipelago.core.registry import NoOptions
 from archipelago.core.settings import DataSettings
 from archipelago.data.datasets import Array, Dataset, dataset, hold_out
 from archipelago.data.files import Damaged, md5_of, missing, root_of
@@ -112,7 +113,7 @@ def _folder(names: tuple[str, ...]) -> Any:
     files=lambda settings: _files(_PATH_FILES, settings),
     seeded=False,
 )
-def pathmnist_subset(settings: DataSettings, seed: int) -> Dataset:
+def pathmnist_subset(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """Train = the subset's training part, test = its validation and test parts (as in the papers)."""
     files = _required("pathmnist_subset", _PATH_FILES, settings)
     labels = read_npz("pathmnist_subset", files[-1])
@@ -141,7 +142,7 @@ _TINY = ("tinyimagenet10_jpeg.npz",)
     files=lambda settings: _files(_TINY, settings),
     seeded=False,
 )
-def tiny_imagenet10(settings: DataSettings, seed: int) -> Dataset:
+def tiny_imagenet10(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """Train = the training part, test = the validation part (the official test part has no labels)."""
     (path,) = _required("tiny_imagenet10", _TINY, settings)
 
@@ -184,7 +185,7 @@ _DIGITS = ("femnist_digits_subset.npz",)
     files=lambda settings: _files(_DIGITS, settings),
     seeded=False,
 )
-def femnist_digits(settings: DataSettings, seed: int) -> Dataset:
+def femnist_digits(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """`data.test_fraction` of each client's images of each digit is held out; owners are the clients."""
     (path,) = _required("femnist_digits", _DIGITS, settings)
     content = read_npz("femnist_digits", path)

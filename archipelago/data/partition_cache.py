@@ -1,9 +1,10 @@
 """Divisions under their content address: equal data, settings and seed are divided once, for every method and run.
 
-The address is a hash of all that a division depends on: labels, sources and owners of the samples, the
-partition's settings, clients, seed, shifts, and the version of the drawing code and of NumPy. A file is there
-whole or not at all, so runs, sweeps and nodes that share a folder can share it; one that cannot be read is drawn
-again, and a folder that cannot be written is done without.
+The address is a hash of all that a division depends on: labels, sources and owners of the samples, the settings of
+all partitions and the options of this one, clients, seed, shifts, and the version of the drawing code and of NumPy.
+Files are written atomically, so runs, sweeps and nodes can share a folder; one that cannot be read is drawn again,
+and a folder that cannot be written is done without. A partition that does not say `cached` is drawn every time: its
+code may change, and the address would not.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from archipelago.core.files import whole_file
 from archipelago.core.settings import PartitionSettings
 from archipelago.data.division import Division, Task, divide
 from archipelago.data.kept import cache_folder, content_of, feed
-from archipelago.data.partitions_core import Partitioner
+from archipelago.data.partitions_core import PARTITIONS, Partitioner
 
 # Raised with every change that makes the same settings and seed give another division.
 VERSION = 4
@@ -28,9 +29,11 @@ _FORMAT = "archipelago-partition-1"
 
 
 def address(task: Task) -> str:
-    """The content address of a division."""
-    chosen = dataclasses.asdict(task.settings)
-    chosen.pop("cache")
+    """The content address of a division; options of other partitions are not part of it."""
+    entry = PARTITIONS.entry(task.settings.name)
+    common = [field.name for field in dataclasses.fields(PartitionSettings) if field.name != "cache"]
+    chosen = {name: getattr(task.settings, name) for name in common}
+    chosen |= {**dataclasses.asdict(entry.options_from(task.settings)), "name": entry.name}
     labels, rest = task.labels, [task.clients, task.seed, task.variants, task.crossed]
     facts = [VERSION, np.__version__, labels.classes, chosen, *rest]
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
@@ -50,7 +53,7 @@ def folder(settings: PartitionSettings) -> Path | None:
 
 def divided(split: Partitioner, task: Task) -> Division:
     """What `divide` makes of a task, from the cache where it is there."""
-    where = folder(task.settings)
+    where = folder(task.settings) if split.cached else None
     path = None if where is None else where / f"{address(task)}.safetensors"
     found = None if path is None else _read(path)
     if found is None:

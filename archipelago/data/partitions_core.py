@@ -1,12 +1,12 @@
-"""What all partitions share: their types and registry, and how samples are dealt out once it is known how many.
+"""What all partitions share: their types, their registry and the options that several of them have.
 
 Partitions are exact (largest remainder, no sample twice, none lost that the method can place), give a
-client's test samples in the proportions of its training samples, and carry the planted groups along.
+client's test samples in the proportions of its training samples, and carry the ground-truth groups along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipelago.core.errors import UserError
-from archipelago.core.registry import Registry
-from archipelago.core.settings import PartitionSettings
-from archipelago.data.apportion import Integers, apportion_at_least, apportion_groups, ranks
-
-Shares = NDArray[np.float64]
+from archipelago.core.registry import NoOptions, Registry, read_options
+from archipelago.core.settings import PartitionSettings, setting
+from archipelago.data.apportion import Integers
+from archipelago.data.options import options_of
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """All that a partition may look at: labels, planted sources and natural owners, never the samples.
+    """All that a partition may look at: labels, ground-truth sources and natural owners, never the samples.
 
     With `test_share`, `train` and `test` are one and the same: all samples of the data set, of which each
     client keeps that share for testing. Without, they are the data set's official split.
@@ -65,8 +64,8 @@ class Labels:
 class Partition:
     """Positions in `Labels.train` and `Labels.test` for each client, in ascending order.
 
-    `groups` is the planted group of each client, where the partition plants any. `levels` (levels, clients)
-    are nested planted groups, coarsest first and ending in `groups`. `notes` are sentences about what had to
+    `groups` is the ground-truth group of each client, where the partition makes any. `levels` (levels, clients)
+    are nested ground-truth groups, coarsest first and ending in `groups`. `notes` are sentences about what had to
     give way. `copy_of` says which clients are copies of an earlier one (-1: none), in published protocols
     that make some.
     """
@@ -79,22 +78,38 @@ class Partition:
     copy_of: Integers | None = None
 
 
-PartitionFunction = Callable[[Labels, PartitionSettings, int, np.random.Generator], Partition]
+def tested(size: int, share: float) -> int:
+    """How many of a client's `size` samples are for testing: about `share`, one at least, and one stays.
+
+    >>> [tested(size, 0.2) for size in (2, 5, 8, 100)]
+    [1, 1, 2, 20]
+    """
+    return min(max(round(share * size), 1), size - 1)
+
+
+PartitionFunction = Callable[[Labels, PartitionSettings, Any, int, np.random.Generator], Partition]
+_SIGNATURE = ("labels", "settings", "options", "clients", "rng")
 
 
 @dataclass(frozen=True)
 class Partitioner:
     """A registered partition: what it cannot do is refused before, what it must keep is checked after.
 
-    `mixes`: its clients hold samples of several planted sources (else a client's samples are all of one kind,
-    and feature shifts go by client). `fedbase`: the published protocol that `compat=fedbase` stands for.
+    `options` is the dataclass that `split` is given besides the settings of all partitions. The rest: see `partition`.
     """
 
     name: str
     split: PartitionFunction
-    needs_classes: bool
+    needs_classes: bool = False
     mixes: bool = False
     fedbase: PartitionFunction | None = None
+    cached: bool = False
+    options: type = NoOptions
+
+    @property
+    def origin(self) -> PartitionFunction:
+        """The function that was registered, by which its import path is recognised."""
+        return self.split
 
     def __call__(
         self, labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
@@ -102,7 +117,8 @@ class Partitioner:
         if settings.compat == "fedbase":
             return self._published(labels, settings, clients, rng)
         self._refuse_impossible(labels, settings, clients)
-        partition = self.split(labels, settings, clients, rng)
+        partition = self.split(labels, settings, read_options(self.options, settings), clients, rng)
+        self._refuse_incomplete(partition, clients)
         smallest = min(range(clients), key=lambda client: len(partition.train[client]))
         if len(partition.train[smallest]) < settings.min_size:
             raise UserError(
@@ -127,7 +143,19 @@ class Partitioner:
                 "partition.test_share out."
             )
         self._refuse_regression(labels)
-        return self.fedbase(labels, settings, clients, rng)
+        return self.fedbase(labels, settings, read_options(self.options, settings), clients, rng)
+
+    def _refuse_incomplete(self, made: Partition, clients: int) -> None:
+        if not isinstance(made, Partition):
+            raise UserError(
+                f"Expected partition={self.name} to return an archipelago.data.Partition, got {type(made).__name__}: "
+                "return one (`hand_out` makes it)."
+            )
+        if not len(made.train) == len(made.test) == clients:
+            raise UserError(
+                f"Expected partition={self.name} to give samples to clients={clients}, got {len(made.train)} to train "
+                f"and {len(made.test)} to test on: return as many of each as there are clients."
+            )
 
     def _refuse_regression(self, labels: Labels) -> None:
         if self.needs_classes and labels.classes is None:
@@ -161,207 +189,86 @@ class Partitioner:
             )
 
 
-PARTITIONS: Registry[Partitioner] = Registry("partition")
+class Partitions(Registry[Partitioner]):
+    """All partitions."""
+
+    def adopt(self, path: str, about: str, found: Any) -> None:
+        partition(path, about)(found)
+
+
+PARTITIONS = Partitions("partition", section="partition")
 
 
 def partition(
     name: str,
     about: str,
     *,
-    needs_classes: bool,
+    label: str = "",
+    needs_classes: bool = False,
     mixes: bool = False,
     fedbase: PartitionFunction | None = None,
+    cached: bool = False,
 ) -> Callable[[PartitionFunction], PartitionFunction]:
-    """Decorator: register a partition function, with one line about it."""
+    """Decorator: register a function `(labels, settings, options, clients, rng)`, with one line about it.
+
+    `needs_classes`: it divides by class, and is refused for a regression. `mixes`: its clients hold samples of several
+    ground-truth sources (else a client's samples are all of one kind, and feature shifts go by client). `fedbase`: the
+    published protocol that `compat=fedbase` stands for. `cached`: what it made may be read from the partition cache,
+    which does not see that the code has changed. `label` is what tables call it.
+    """
 
     def add(split: PartitionFunction) -> PartitionFunction:
-        PARTITIONS.register(name, about)(Partitioner(name, split, needs_classes, mixes, fedbase))
+        options = options_of(f"partition '{name}'", split, _SIGNATURE)
+        made = Partitioner(name, split, needs_classes, mixes, fedbase, cached, options)
+        PARTITIONS.register(name, about, label=label, options=options)(made)
         return split
 
     return add
 
 
-def blocks(clients: int, groups: int) -> Integers:
-    """The group of each client: consecutive blocks, as even as possible.
-
-    >>> blocks(5, 2).tolist()
-    [0, 0, 0, 1, 1]
-    """
-    return np.arange(clients, dtype=np.int64) * groups // clients
+# Options that several partitions share ----------------------------------------------------------------------
 
 
-def planted_groups(settings: PartitionSettings, clients: int) -> Integers:
-    """The group of each client: blocks of `group_sizes` clients where they are given, else even ones."""
-    sizes = settings.group_sizes
-    if sizes:
-        if sum(sizes) != clients:
-            raise UserError(
-                f"partition.group_sizes={sizes} add up to {sum(sizes)}, but clients={clients}: set "
-                f"clients={sum(sizes)}, or other sizes."
-            )
-        return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
-    if settings.groups > clients:
-        raise UserError(
-            f"partition.groups={settings.groups} is more than clients={clients}: every group needs a client."
-        )
-    return blocks(clients, settings.groups)
+@dataclass
+class AlphaOptions:
+    """`partition.alpha=...`"""
+
+    alpha: float = setting(
+        0.1, "Dirichlet concentration: over clients, or over groups in cluster-wise partitions", above=0
+    )
 
 
-def refuse_classes(key: str, given: int, most: int, of: str) -> None:
-    """A `UserError` if more classes are asked for than there are."""
-    if given > most:
-        raise UserError(f"{key}={given} is more than the {most} {of}: ask for at most {most}.")
+@dataclass
+class AlphaWithinOptions:
+    """`partition.alpha_within=...`"""
+
+    alpha_within: float = setting(10.0, "Dirichlet concentration inside a group (cluster-wise)", above=0)
 
 
-def hand_out(
-    labels: Labels,
-    counts: Integers,
-    rng: np.random.Generator,
-    *,
-    strata: tuple[Integers, Integers] | None = None,
-    groups: Integers | None = None,
-    levels: Integers | None = None,
-    notes: tuple[str, ...] = (),
-) -> Partition:
-    """Deal samples so that client i gets `counts[s, i]` random training samples of stratum s.
+@dataclass
+class ClassesOptions:
+    """`partition.classes=...`"""
 
-    A stratum is a class, unless `strata` gives those of training and test samples. Test samples follow the
-    same proportions (see `matching_test_counts`), or are a share of what the client got (`test_share`).
-    """
-    train_strata, test_strata = (labels.train, labels.test) if strata is None else strata
-    unused = len(train_strata) - int(counts.sum())
-    if unused:
-        kind = "training samples" if labels.test_share is None else "samples"
-        notes = (*notes, f"{unused} {kind} of classes that no client holds are not used")
-    if labels.test_share is not None:
-        held = deal(train_strata, counts, rng)
-        train, test = set_aside(held, train_strata, labels.test_share, rng)
-    else:
-        test_counts = matching_test_counts(counts, np.bincount(test_strata, minlength=len(counts)))
-        train, test = deal(train_strata, counts, rng), deal(test_strata, test_counts, rng)
-    return Partition(train, test, groups, notes, levels)
+    classes: int = setting(2, "classes per client, or per group in cluster-wise partitions", at_least=1)
 
 
-def deal(strata: Integers, counts: Integers, rng: np.random.Generator) -> tuple[Integers, ...]:
-    """Random samples of each stratum for each client, `counts[s, i]` of them; none twice."""
-    rows, clients = counts.shape
-    order = rng.permutation(len(strata))
-    order = order[np.argsort(strata[order], kind="stable")]
-    order = order[ranks(strata[order]) < counts.sum(axis=1)[strata[order]]]
-    owner = np.repeat(np.tile(np.arange(clients), rows), counts.ravel())
-    order = order[np.lexsort((order, owner))].astype(np.int64)
-    return split_at(order, counts.sum(axis=0))
+@dataclass
+class GroupOptions:
+    """`partition.groups=...` or `partition.group_sizes=...`"""
+
+    groups: int = setting(4, "ground-truth groups of clients (cluster-wise)", at_least=1)
+    group_sizes: list[int] = setting(
+        [], "clients of each ground-truth group, instead of even `groups`, as [10,10,30]", at_least=1
+    )
 
 
-def split_at(positions: Integers, sizes: Integers) -> tuple[Integers, ...]:
-    """Consecutive pieces of the given sizes."""
-    ends = np.cumsum(sizes)
-    return tuple(positions[end - size : end] for end, size in zip(ends, sizes, strict=True))
+@dataclass
+class ClusterDirichletOptions(GroupOptions, AlphaWithinOptions, AlphaOptions):
+    """`partition.groups=10 partition.alpha=0.1 partition.alpha_within=10`"""
 
 
-def tested(size: int, share: float) -> int:
-    """How many of a client's `size` samples are for testing: about `share`, one at least, and one stays.
+@dataclass
+class ClusterClassesOptions(GroupOptions, ClassesOptions):
+    """`partition.groups=10 partition.classes=3 partition.classes_within=2`"""
 
-    >>> [tested(size, 0.2) for size in (2, 5, 8, 100)]
-    [1, 1, 2, 20]
-    """
-    return min(max(round(share * size), 1), size - 1)
-
-
-def set_aside(
-    held: Sequence[Integers],
-    strata: NDArray[Any],
-    share: float,
-    rng: np.random.Generator,
-    *,
-    floors: bool = True,
-) -> tuple[tuple[Integers, ...], tuple[Integers, ...]]:
-    """Each client's samples in two, to train and to test on: of every stratum in both, where the share allows.
-
-    Without `floors` in the proportions of its strata as near as can be, and exactly the share of its samples.
-    """
-    samples, sizes = np.concatenate(held), np.array([len(each) for each in held], dtype=np.int64)
-    owner = np.repeat(np.arange(len(held)), sizes)
-    order = rng.permutation(len(samples))
-    order = order[np.lexsort((strata[samples[order]], owner[order]))]
-    # A cell is what one client holds of one stratum, its samples in random order.
-    kind = np.stack([owner, strata[samples]])[:, order]
-    cell = np.cumsum((np.diff(kind, axis=1, prepend=kind[:, :1]) != 0).any(axis=0))
-    in_cell, first = np.bincount(cell), np.unique(cell, return_index=True)[1]
-    client = kind[0, first]
-    wanted = np.clip(np.rint(share * sizes).astype(np.int64), 1, sizes - 1)
-    ties = rng.random(len(in_cell))  # no stratum is preferred, at every client, for its number
-    away = (_given_away if floors else _in_proportion)(in_cell, client, wanted, ties)
-    goes = np.zeros(len(samples), dtype=bool)
-    goes[order[ranks(cell) < away[cell]]] = True
-    counts = np.bincount(owner[goes], minlength=len(held))
-    return split_at(samples[~goes], sizes - counts), split_at(samples[goes], counts)
-
-
-def _in_proportion(in_cell: Integers, client: Integers, wanted: Integers, ties: Shares) -> Integers:
-    """How many samples of each cell go, so that `wanted[i]` of client i's do."""
-    return apportion_groups(wanted, in_cell, client, ties)
-
-
-def _given_away(in_cell: Integers, client: Integers, wanted: Integers, ties: Shares) -> Integers:
-    """How many samples of each cell go, so that `wanted[i]` of client i's do and one of each cell stays."""
-    spare, clients = in_cell - 1, len(wanted)
-    most = np.bincount(client, weights=spare, minlength=clients).astype(np.int64)
-    wanted = np.minimum(wanted, most)
-    away = apportion_groups(wanted, spare, client, ties)
-    floor = (spare > 0).astype(np.int64)
-    floor *= (np.bincount(client, weights=floor, minlength=clients) <= wanted)[client]
-    missing = np.maximum(floor - away, 0)
-    due = np.bincount(client, weights=missing, minlength=clients).astype(np.int64)
-    away += missing - apportion_groups(due, np.maximum(away - floor, 0), client, ties)
-    # Whoever has nothing but single samples is tested on one of them all the same.
-    away[np.unique(client, return_index=True)[1][most == 0]] = 1
-    return away
-
-
-def matching_test_counts(train: Integers, totals: Integers) -> Integers:
-    """Test samples per stratum and client, in the proportions of the training samples: (strata, clients).
-
-    A client is tested only on what it trains on. Where a stratum has a test sample for each of its owners,
-    each gets one at least, so that label supports are equal; where it has not, its samples go first to
-    clients that would have none at all (a maximum flow finds who), then by largest remainder.
-    """
-    owners = train > 0
-    floor = owners & (totals >= owners.sum(axis=1))[:, None]
-    bare = np.flatnonzero(~floor.any(axis=0))
-    if bare.size:
-        scarce = np.flatnonzero(~floor.any(axis=1) & owners.any(axis=1))
-        floor[np.ix_(scarce, bare)] = _cover(owners[np.ix_(scarce, bare)], totals[scarce])
-        bare = np.flatnonzero(~floor.any(axis=0))
-    if bare.size:
-        raise UserError(
-            f"{bare.size} of {train.shape[1]} clients (client {bare[0]} first) would have no test sample of "
-            "any class they train on: ask for fewer clients, a less skewed partition, or a larger test set."
-        )
-    counts = np.zeros_like(train)
-    sizes = np.zeros(train.shape[1], dtype=np.int64)
-    for row in np.flatnonzero(owners.any(axis=1)):
-        counts[row] = apportion_at_least(
-            int(totals[row]), train[row], floor[row].astype(np.int64), ties=sizes
-        )
-        sizes += counts[row]
-    return counts
-
-
-def _cover(owners: NDArray[np.bool_], totals: Integers) -> NDArray[np.bool_]:
-    """One sample of an owned stratum for as many clients as the `totals` allow: (strata, clients)."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import maximum_flow
-
-    rows, clients = owners.shape
-    source, sink = rows + clients, rows + clients + 1
-    row, client = np.nonzero(owners)
-    tails = np.concatenate([np.full(rows, source), row, rows + np.arange(clients)])
-    heads = np.concatenate([np.arange(rows), rows + client, np.full(clients, sink)])
-    capacity = np.concatenate([totals, np.ones(len(row) + clients, dtype=np.int64)]).astype(np.int32)
-    graph = csr_array((capacity, (tails, heads)), shape=(sink + 1, sink + 1), dtype=np.int32)
-    flow = maximum_flow(graph, source, sink).flow.tocoo()
-    covered = np.zeros(owners.shape, dtype=bool)
-    used = (flow.data > 0) & (flow.row < rows)
-    covered[flow.row[used], flow.col[used] - rows] = True
-    return covered
+    classes_within: int = setting(2, "classes per client inside a group (cluster-wise)", at_least=1)

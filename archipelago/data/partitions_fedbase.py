@@ -15,54 +15,64 @@ from archipelago.core.errors import UserError
 from archipelago.core.settings import PartitionSettings
 from archipelago.data.apportion import Integers
 from archipelago.data.partitions_core import (
+    AlphaOptions,
+    ClassesOptions,
+    ClusterClassesOptions,
+    ClusterDirichletOptions,
+    GroupOptions,
     Labels,
     Partition,
-    Shares,
-    planted_groups,
-    refuse_classes,
-    split_at,
 )
+from archipelago.data.partitions_dealing import Shares, ground_truth_groups, refuse_classes, split_at
 
 FEWEST_TESTED = 5  # a client needs more test samples than this
 SMALLEST_CLUSTER = 0.3  # of an even share of the test samples
-DRAWS = 200  # where the published code would go on for ever
+DRAWS = 200  # where the published code would never stop
 
 Part = tuple[Integers, Integers]  # positions to train and to test on
 
 
 def published_dirichlet(
-    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+    labels: Labels, settings: PartitionSettings, options: AlphaOptions, clients: int, rng: np.random.Generator
 ) -> Partition:
     """Client-wise Dirichlet(alpha)."""
-    return _finish(labels, *_split(labels, _everything(labels), clients, settings.alpha, None, rng))
+    return _finish(labels, *_split(labels, _everything(labels), clients, options.alpha, None, rng))
 
 
 def published_n_class(
-    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+    labels: Labels,
+    settings: PartitionSettings,
+    options: ClassesOptions,
+    clients: int,
+    rng: np.random.Generator,
 ) -> Partition:
     """Client-wise, `classes` classes each."""
-    _refuse(labels, settings.classes)
-    return _finish(labels, *_split(labels, _everything(labels), clients, None, settings.classes, rng))
+    _refuse(labels, options.classes)
+    return _finish(labels, *_split(labels, _everything(labels), clients, None, options.classes, rng))
 
 
 def published_cluster_dirichlet(
-    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+    labels: Labels,
+    settings: PartitionSettings,
+    options: ClusterDirichletOptions,
+    clients: int,
+    rng: np.random.Generator,
 ) -> Partition:
     """Cluster-wise Dirichlet (alpha, alpha_within)."""
-    return _clusters(labels, settings, clients, (settings.alpha, None), (settings.alpha_within, None), rng)
+    return _clusters(labels, options, clients, (options.alpha, None), (options.alpha_within, None), rng)
 
 
 def published_cluster_n_class(
-    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+    labels: Labels,
+    settings: PartitionSettings,
+    options: ClusterClassesOptions,
+    clients: int,
+    rng: np.random.Generator,
 ) -> Partition:
     """Cluster-wise, `classes` classes for a cluster and `classes_within` of them for a client."""
-    _refuse(labels, settings.classes)
-    refuse_classes(
-        "partition.classes_within", settings.classes_within, settings.classes, "classes of a group"
-    )
-    return _clusters(
-        labels, settings, clients, (None, settings.classes), (None, settings.classes_within), rng
-    )
+    _refuse(labels, options.classes)
+    refuse_classes("partition.classes_within", options.classes_within, options.classes, "classes of a group")
+    return _clusters(labels, options, clients, (None, options.classes), (None, options.classes_within), rng)
 
 
 def _refuse(labels: Labels, classes: int) -> None:
@@ -75,13 +85,13 @@ def _everything(labels: Labels) -> Part:
 
 def _clusters(
     labels: Labels,
-    settings: PartitionSettings,
+    options: GroupOptions,
     clients: int,
     between: tuple[float | None, int | None],
     within: tuple[float | None, int | None],
     rng: np.random.Generator,
 ) -> Partition:
-    groups = planted_groups(settings, clients)
+    groups = ground_truth_groups(options, clients)
     count = int(groups[-1]) + 1
     for _ in range(DRAWS):
         clusters, _ = _split(labels, _everything(labels), count, *between, rng)

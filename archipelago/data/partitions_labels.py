@@ -8,19 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipelago.core.errors import UserError
+from archipelago.core.registry import NoOptions
 from archipelago.core.settings import PartitionSettings
 from archipelago.data import partitions_fedbase as published
 from archipelago.data.apportion import Integers, apportion, apportion_rows
 from archipelago.data.partitions_core import (
+    AlphaOptions,
+    ClassesOptions,
+    ClusterClassesOptions,
+    ClusterDirichletOptions,
     Labels,
     Partition,
-    Shares,
-    blocks,
-    hand_out,
     partition,
-    planted_groups,
-    refuse_classes,
 )
+from archipelago.data.partitions_dealing import Shares, blocks, ground_truth_groups, hand_out, refuse_classes
 
 # How often proportions are drawn again before the best draw is mended or refused.
 REDRAWS = 20
@@ -33,10 +34,13 @@ SMALLEST_GROUP = 0.3
 
 @partition(
     "iid",
-    "random samples, evenly; of one planted source per client where there are sources",
+    "random samples, evenly; of one ground-truth source per client where there are sources",
     needs_classes=False,
+    cached=True,
 )
-def iid(labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator) -> Partition:
+def iid(
+    labels: Labels, settings: PartitionSettings, options: NoOptions, clients: int, rng: np.random.Generator
+) -> Partition:
     """Training samples at random in equal numbers; client i of M draws from source i * S // M."""
     train = np.zeros(len(labels.train), dtype=np.int64) if labels.classes is None else labels.train
     test = np.zeros(len(labels.test), dtype=np.int64) if labels.classes is None else labels.test
@@ -48,7 +52,7 @@ def iid(labels: Labels, settings: PartitionSettings, clients: int, rng: np.rando
         sources = len(names)
         if sources > clients:
             raise UserError(
-                f"'{labels.name}' has {sources} planted sources and partition=iid gives a client samples of "
+                f"'{labels.name}' has {sources} ground-truth sources and partition=iid gives a client samples of "
                 f"one: ask for at least {sources} clients, not {clients}."
             )
         known = np.isin(labels.sources_test, names)
@@ -69,9 +73,10 @@ def iid(labels: Labels, settings: PartitionSettings, clients: int, rng: np.rando
     "quantity",
     "quantity skew: sizes by Dirichlet(alpha) over clients, samples at random",
     needs_classes=False,
+    cached=True,
 )
 def quantity(
-    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+    labels: Labels, settings: PartitionSettings, options: AlphaOptions, clients: int, rng: np.random.Generator
 ) -> Partition:
     """Clients of very different size (Dirichlet(alpha) over clients) that all see the same distribution."""
     strata = (labels.train, labels.test)
@@ -79,7 +84,7 @@ def quantity(
         strata = (np.zeros(len(labels.train), dtype=np.int64), np.zeros(len(labels.test), dtype=np.int64))
     total, minimum = np.array([len(labels.train)]), labels.smallest(settings.min_size)
     drawn, notes = draw_counts(
-        lambda: dirichlet_shares(rng, settings.alpha, 1, clients), total, minimum, settings.min_size, rng
+        lambda: dirichlet_shares(rng, options.alpha, 1, clients), total, minimum, settings.min_size, rng
     )
     owner = rng.permutation(np.repeat(np.arange(clients), drawn[0]))
     counts = np.zeros((labels.classes or 1, clients), dtype=np.int64)
@@ -91,16 +96,17 @@ def quantity(
     "dirichlet",
     "client-wise: each class is split over all clients by Dirichlet(alpha)",
     needs_classes=True,
+    cached=True,
     fedbase=published.published_dirichlet,
 )
 def dirichlet(
-    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+    labels: Labels, settings: PartitionSettings, options: AlphaOptions, clients: int, rng: np.random.Generator
 ) -> Partition:
     """For each class, shares of the clients drawn from a symmetric Dirichlet distribution."""
     totals = labels.totals
     minimum = labels.smallest(settings.min_size)
     counts, notes = draw_counts(
-        lambda: dirichlet_shares(rng, settings.alpha, len(totals), clients),
+        lambda: dirichlet_shares(rng, options.alpha, len(totals), clients),
         *(totals, minimum, settings.min_size, rng),
     )
     return hand_out(labels, counts, rng, notes=notes)
@@ -110,18 +116,23 @@ def dirichlet(
     "cluster_dirichlet",
     "cluster-wise: classes over groups by Dirichlet(alpha), then over clients by Dirichlet(alpha_within)",
     needs_classes=True,
+    cached=True,
     fedbase=published.published_cluster_dirichlet,
 )
 def cluster_dirichlet(
-    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+    labels: Labels,
+    settings: PartitionSettings,
+    options: ClusterDirichletOptions,
+    clients: int,
+    rng: np.random.Generator,
 ) -> Partition:
     """Groups that differ (small alpha) of clients that are alike (large alpha_within)."""
-    groups = planted_groups(settings, clients)
+    groups = ground_truth_groups(options, clients)
     totals = labels.totals
     members = [np.flatnonzero(groups == group) for group in range(int(groups[-1]) + 1)]
     even_share = np.array([len(ids) for ids in members]) / clients
     # Skewed groups hold, in expectation, data in proportion to their clients.
-    alpha = settings.alpha * even_share * len(members) if settings.group_sizes else settings.alpha
+    alpha = options.alpha * even_share * len(members) if options.group_sizes else options.alpha
 
     def draw() -> Shares:
         best, best_size = np.empty(0), -1.0
@@ -134,7 +145,7 @@ def cluster_dirichlet(
                 break
         shares = np.empty((len(totals), clients))
         for group, ids in enumerate(members):
-            within = dirichlet_shares(rng, settings.alpha_within, len(totals), len(ids))
+            within = dirichlet_shares(rng, options.alpha_within, len(totals), len(ids))
             shares[:, ids] = best[:, [group]] * within
         return shares
 
@@ -147,17 +158,24 @@ def cluster_dirichlet(
     "n_class",
     "client-wise: each client holds samples of `classes` random classes",
     needs_classes=True,
+    cached=True,
     fedbase=published.published_n_class,
 )
-def n_class(labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator) -> Partition:
+def n_class(
+    labels: Labels,
+    settings: PartitionSettings,
+    options: ClassesOptions,
+    clients: int,
+    rng: np.random.Generator,
+) -> Partition:
     """Each client picks its classes; a class is split evenly over the clients that picked it."""
     totals = labels.totals
     present = np.flatnonzero(totals)
-    refuse_classes("partition.classes", settings.classes, len(present), f"classes of '{labels.name}'")
+    refuse_classes("partition.classes", options.classes, len(present), f"classes of '{labels.name}'")
 
     def draw() -> Shares:
         owns = np.zeros((len(totals), clients), dtype=bool)
-        owns[present] = pick(rng, clients, len(present), settings.classes).T
+        owns[present] = pick(rng, clients, len(present), options.classes).T
         return owns / np.maximum(owns.sum(axis=1, keepdims=True), 1)
 
     counts = _draw_whole("n_class", draw, totals, labels, settings)
@@ -168,30 +186,35 @@ def n_class(labels: Labels, settings: PartitionSettings, clients: int, rng: np.r
     "cluster_n_class",
     "cluster-wise: each group holds `classes` random classes, each client `classes_within` of those",
     needs_classes=True,
+    cached=True,
     fedbase=published.published_cluster_n_class,
 )
 def cluster_n_class(
-    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+    labels: Labels,
+    settings: PartitionSettings,
+    options: ClusterClassesOptions,
+    clients: int,
+    rng: np.random.Generator,
 ) -> Partition:
     """A class is split evenly over the groups that hold it, then over the clients that picked it there."""
-    groups = planted_groups(settings, clients)
+    groups = ground_truth_groups(options, clients)
     totals = labels.totals
     present = np.flatnonzero(totals)
-    refuse_classes("partition.classes", settings.classes, len(present), f"classes of '{labels.name}'")
+    refuse_classes("partition.classes", options.classes, len(present), f"classes of '{labels.name}'")
     refuse_classes(
         "partition.classes_within",
-        settings.classes_within,
-        settings.classes,
+        options.classes_within,
+        options.classes,
         "classes of a group (partition.classes)",
     )
 
     def draw() -> Shares:
         shares = np.zeros((len(totals), clients))
-        for group, picked in enumerate(pick(rng, int(groups[-1]) + 1, len(present), settings.classes)):
+        for group, picked in enumerate(pick(rng, int(groups[-1]) + 1, len(present), options.classes)):
             ids = np.flatnonzero(groups == group)
-            owns = pick(rng, len(ids), settings.classes, settings.classes_within).T
+            owns = pick(rng, len(ids), options.classes, options.classes_within).T
             # Skewed groups that hold the same class share it in proportion to their clients.
-            weight = len(ids) if settings.group_sizes else 1
+            weight = len(ids) if options.group_sizes else 1
             shares[np.ix_(present[picked], ids)] = (
                 weight * owns / np.maximum(owns.sum(axis=1, keepdims=True), 1)
             )

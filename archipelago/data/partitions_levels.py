@@ -7,21 +7,24 @@ its client-wise setting (`partition.test_share` does), and seeds the split of a 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from archipelago.core.errors import UserError
-from archipelago.core.settings import PartitionSettings
+from archipelago.core.settings import PartitionSettings, setting
 from archipelago.data.apportion import Integers, apportion, apportion_at_least
 from archipelago.data.partitions_core import (
+    AlphaOptions,
+    AlphaWithinOptions,
+    ClassesOptions,
+    GroupOptions,
     Labels,
     Partition,
-    Shares,
-    hand_out,
     partition,
-    planted_groups,
-    refuse_classes,
 )
+from archipelago.data.partitions_dealing import Shares, ground_truth_groups, hand_out, refuse_classes
 from archipelago.data.partitions_labels import REDRAWS, dirichlet_shares, draw_counts
 
 
@@ -29,16 +32,17 @@ from archipelago.data.partitions_labels import REDRAWS, dirichlet_shares, draw_c
     "balanced_dirichlet",
     "client-wise Dirichlet(alpha) that gives no more to clients that have an even share already (FeMAM, FeSEM)",
     needs_classes=True,
+    cached=True,
 )
 def balanced_dirichlet(
-    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+    labels: Labels, settings: PartitionSettings, options: AlphaOptions, clients: int, rng: np.random.Generator
 ) -> Partition:
     """Class after class by Dirichlet(alpha), over the clients that hold less than N / clients samples so far."""
     totals = labels.totals
     even = len(labels.train) / clients
 
     def draw() -> Shares:
-        shares = dirichlet_shares(rng, settings.alpha, len(totals), clients)
+        shares = dirichlet_shares(rng, options.alpha, len(totals), clients)
         sizes = np.zeros(clients, dtype=np.int64)
         for row, total in enumerate(totals):
             shares[row] *= sizes < even
@@ -52,35 +56,56 @@ def balanced_dirichlet(
     return hand_out(labels, counts, rng, notes=notes)
 
 
+@dataclass
+class OverlapOptions(GroupOptions, AlphaWithinOptions, ClassesOptions):
+    """`partition.groups=10 partition.classes=5 partition.alpha_within=10`"""
+
+
 @partition(
     "femam_cluster",
     "FeMAM's cluster-wise (c, 5): groups of random size hold `classes` classes each, dealt so that they overlap",
     needs_classes=True,
+    cached=True,
 )
 def femam_cluster(
-    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+    labels: Labels,
+    settings: PartitionSettings,
+    options: OverlapOptions,
+    clients: int,
+    rng: np.random.Generator,
 ) -> Partition:
     """Classes dealt to groups from a deck; a class is split over all clients of its groups by Dirichlet."""
     present = np.flatnonzero(labels.totals)
-    refuse_classes("partition.classes", settings.classes, len(present), f"classes of '{labels.name}'")
-    if settings.group_sizes:
-        groups = planted_groups(settings, clients)
+    refuse_classes("partition.classes", options.classes, len(present), f"classes of '{labels.name}'")
+    if options.group_sizes:
+        groups = ground_truth_groups(options, clients)
     else:
-        groups = np.repeat(np.arange(settings.groups), _uneven_sizes(settings.groups, clients, rng))
+        groups = np.repeat(np.arange(options.groups), _uneven_sizes(options.groups, clients, rng))
     owns = np.zeros((len(labels.totals), clients), dtype=bool)
-    for group, held in enumerate(_dealt(present, int(groups[-1]) + 1, settings.classes, rng)):
+    for group, held in enumerate(_dealt(present, int(groups[-1]) + 1, options.classes, rng)):
         owns[np.ix_(held, np.flatnonzero(groups == group))] = True
-    counts = _split_classes("femam_cluster", labels, settings, owns, rng)
+    counts = _split_classes("femam_cluster", labels, settings, options, owns, rng)
     return hand_out(labels, counts, rng, groups=groups.astype(np.int64))
+
+
+@dataclass
+class LevelOptions(AlphaWithinOptions):
+    """`partition.level_groups=[2,5,9] partition.level_classes=[19,7,3]`"""
+
+    level_groups: list[int] = setting([2, 4], "multilevel: groups of each level, coarse to fine", at_least=1)
+    level_classes: list[int] = setting(
+        [1, 2], "multilevel: classes of a group's own at each level", at_least=1
+    )
 
 
 @partition(
     "multilevel",
     "FeMAM's nested levels: at every level a client's group gives it classes that no other group has",
     needs_classes=True,
+    cached=True,
 )
 def multilevel(
-    labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
+    labels: Labels, settings: PartitionSettings, options: LevelOptions, clients: int, rng: np.random.Generator
 ) -> Partition:
     """`level_groups` groups per level, coarse to fine, nested; each group of level l owns `level_classes[l]`.
 
@@ -88,19 +113,19 @@ def multilevel(
     with [14,6,2] ("3611"); Tiny ImageNet: [4,13,21] with [20,6,2] or [9,15,22] with [9,5,2].
     """
     present = np.flatnonzero(labels.totals)
-    _refuse_levels(labels, settings, clients, len(present))
-    levels = _nested(settings.level_groups, clients, rng)
+    _refuse_levels(labels, options, clients, len(present))
+    levels = _nested(options.level_groups, clients, rng)
     deck = rng.permutation(present)
     owns = np.zeros((len(labels.totals), clients), dtype=bool)
-    for row, (count, each) in enumerate(zip(settings.level_groups, settings.level_classes, strict=True)):
+    for row, (count, each) in enumerate(zip(options.level_groups, options.level_classes, strict=True)):
         held, deck = deck[: count * each].reshape(count, each), deck[count * each :]
         owns[held[levels[row]].T, np.arange(clients)] = True
-    counts = _split_classes("multilevel", labels, settings, owns, rng)
+    counts = _split_classes("multilevel", labels, settings, options, owns, rng)
     return hand_out(labels, counts, rng, groups=levels[-1], levels=levels)
 
 
-def _refuse_levels(labels: Labels, settings: PartitionSettings, clients: int, present: int) -> None:
-    groups, classes = settings.level_groups, settings.level_classes
+def _refuse_levels(labels: Labels, options: LevelOptions, clients: int, present: int) -> None:
+    groups, classes = options.level_groups, options.level_classes
     if not groups or len(groups) != len(classes):
         raise UserError(
             "partition=multilevel needs partition.level_groups and partition.level_classes of one length, such as "
@@ -161,6 +186,7 @@ def _split_classes(
     name: str,
     labels: Labels,
     settings: PartitionSettings,
+    options: AlphaWithinOptions,
     owns: NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> Integers:
@@ -171,7 +197,7 @@ def _split_classes(
         counts = np.zeros(owns.shape, dtype=np.int64)
         for row in np.flatnonzero(owns.any(axis=1)):
             ids = np.flatnonzero(owns[row])
-            shares = dirichlet_shares(rng, settings.alpha_within, 1, len(ids))[0]
+            shares = dirichlet_shares(rng, options.alpha_within, 1, len(ids))[0]
             floor = np.full(len(ids), int(totals[row] >= len(ids)))
             counts[row, ids] = apportion_at_least(int(totals[row]), shares, floor)
         fewest = int(counts.sum(axis=0).min())

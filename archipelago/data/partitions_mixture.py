@@ -2,48 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from archipelago.core.errors import UserError
-from archipelago.core.settings import PartitionSettings
+from archipelago.core.registry import NoOptions
+from archipelago.core.settings import PartitionSettings, setting
 from archipelago.data.apportion import Integers, apportion, ranks
-from archipelago.data.partitions_core import (
-    Labels,
-    Partition,
-    Shares,
-    deal,
-    matching_test_counts,
-    partition,
-    set_aside,
-    split_at,
-)
+from archipelago.data.partitions_core import Labels, Partition, partition
+from archipelago.data.partitions_dealing import Shares, deal, matching_test_counts, set_aside, split_at
+
+
+@dataclass
+class MixtureOptions:
+    """`partition.mixture=30:70 partition.size_range=[100,200]`"""
+
+    mixture: str = setting("10:90", "mixture: shares of the sources, as 10:90 or 30:70; linear; random")
+    size_range: list[int] = setting(
+        [], "mixture: training samples per client, drawn from [smallest,largest]", at_least=1
+    )
 
 
 @partition(
     "mixture",
-    "FedSoft: every client mixes planted sources, as partition.mixture says (10:90, 30:70, linear, random)",
+    "FedSoft: every client mixes ground-truth sources, as partition.mixture says (10:90, 30:70, linear, random)",
     needs_classes=False,
+    cached=True,
     mixes=True,
 )
-def mixture(labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator) -> Partition:
+def mixture(
+    labels: Labels,
+    settings: PartitionSettings,
+    options: MixtureOptions,
+    clients: int,
+    rng: np.random.Generator,
+) -> Partition:
     """n_k samples for client k, of S sources in the proportions of its mixture, each source class-uniform.
 
     Ruan, Joe-Wong: "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
     experiments. The paper's n_k is uniform in 100..200 (`partition.size_range=[100,200]`); without a range all
     clients have the same size, the largest that the sources allow. Samples are drawn without replacement (the
-    released code: with), so that no sample is in two places. The planted group is the source of largest share.
+    released code: with), so that no sample is in two places. The ground-truth group is the source of largest share.
     """
     if labels.sources_train is None or labels.sources_test is None:
         raise UserError(
-            f"partition=mixture mixes planted sources, but '{labels.name}' has none: use data=synthetic, or plant "
+            f"partition=mixture mixes ground-truth sources, but '{labels.name}' has none: use data=synthetic, or make "
             "some with data.rotations=2, data.label_swaps=2, data.colours=2 or data.noises=2."
         )
     names, source = np.unique(labels.sources_train, return_inverse=True)
-    weights = mixture_weights(settings.mixture, clients, len(names), rng)
-    demand = _demand(labels, settings, weights, np.bincount(source), rng)
+    weights = mixture_weights(options.mixture, clients, len(names), rng)
+    demand = _demand(labels, options, weights, np.bincount(source), rng)
     train = labels.train if labels.classes is not None else np.zeros(len(labels.train), dtype=np.int64)
     classes = labels.classes or 1
     counts = np.zeros((len(names) * classes, clients), dtype=np.int64)
@@ -158,17 +169,17 @@ def mixture_weights(pattern: str, clients: int, sources: int, rng: np.random.Gen
 
 
 def _demand(
-    labels: Labels, settings: PartitionSettings, weights: Shares, stock: Integers, rng: np.random.Generator
+    labels: Labels, options: MixtureOptions, weights: Shares, stock: Integers, rng: np.random.Generator
 ) -> Integers:
     """Samples of each source that each client takes: (sources, clients)."""
     clients = len(weights)
-    if settings.size_range:
-        if len(settings.size_range) != 2 or settings.size_range[0] > settings.size_range[1]:
+    if options.size_range:
+        if len(options.size_range) != 2 or options.size_range[0] > options.size_range[1]:
             raise UserError(
                 "Expected partition.size_range to be a smallest and a largest number of training samples, as in "
-                f"[100,200], got {settings.size_range}."
+                f"[100,200], got {options.size_range}."
             )
-        low, high = settings.size_range
+        low, high = options.size_range
         sizes = rng.integers(labels.smallest(low), labels.smallest(high) + 1, size=clients)
         demand = _apportioned(sizes, weights)
         if (demand.sum(axis=1) > stock).any():
@@ -209,8 +220,11 @@ def _evenly(classes: Integers, count: int, rng: np.random.Generator) -> Integers
     "natural",
     "every client is one natural owner of samples (a writer, a person), drawn at random if there are more",
     needs_classes=False,
+    cached=True,
 )
-def natural(labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator) -> Partition:
+def natural(
+    labels: Labels, settings: PartitionSettings, options: NoOptions, clients: int, rng: np.random.Generator
+) -> Partition:
     """The samples of an owner, all of them; owners that are too small, or untested, are never drawn.
 
     Where training and test samples have different owners (CelebA's official split is by person), or for LEAF's

@@ -19,7 +19,7 @@ from archipelago.core.randomness import generator
 from archipelago.core.settings import DataSettings
 from archipelago.data.apportion import Integers, ranks
 from archipelago.data.datasets import Array, Dataset
-from archipelago.data.partitions_core import blocks
+from archipelago.data.partitions_dealing import blocks
 
 # Orders of the channels of a colour image, and tones of a grey one, as x -> tone(x) of 0..255.
 ORDERS = [*permutations(range(3))]
@@ -94,7 +94,7 @@ def _coloured(x: Array, colour: int) -> Array:
     return TONES[colour][x]
 
 
-def planted_shift(dataset: Dataset, settings: DataSettings, clients: int, seed: int) -> Shift | None:
+def shift_of(dataset: Dataset, settings: DataSettings, clients: int, seed: int) -> Shift | None:
     """The variants that the settings ask for; None if they ask for nothing."""
     asked = {
         "data.rotations": settings.rotations,
@@ -167,11 +167,11 @@ def _refuse(dataset: Dataset, asked: Mapping[str, int], clients: int) -> None:
 def variants_of_clients(
     groups: Integers | None, variants: int, clients: int, crossed: bool
 ) -> tuple[Integers, Integers, Integers | None]:
-    """(variant of each client, planted groups, levels of groups) for a partition with these groups.
+    """(variant of each client, ground-truth groups, levels of groups) for a partition with these groups.
 
-    Without planted groups the variants are the groups. Otherwise whole groups are shifted, one after the other,
-    and stay what they are; or, `crossed`, each is divided among the variants, and the planted groups are the
-    pairs, below the partition's own as the coarser level.
+    Without ground-truth groups the variants are the groups. Otherwise whole groups are shifted, one after the
+    other, and stay what they are; or, `crossed`, each is divided among the variants, and the groups are the pairs,
+    below the partition's own as the coarser level.
     """
     if groups is None:
         variant = blocks(clients, variants)
@@ -181,8 +181,8 @@ def variants_of_clients(
     sizes = np.bincount(groups)
     if (sizes < variants).any():
         raise UserError(
-            f"data.crossed=true divides each planted group among {variants} shifts, but group {int(sizes.argmin())} "
-            f"has {int(sizes.min())} clients: ask for more clients, fewer groups or fewer shifts."
+            f"data.crossed=true divides each ground-truth group among {variants} shifts, but group "
+            f"{int(sizes.argmin())} has {int(sizes.min())} clients: ask for more clients, fewer groups or fewer shifts."
         )
     order = np.argsort(groups, kind="stable")
     rank = np.empty(clients, dtype=np.int64)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from archipelago.core.errors import UserError
+from archipelago.core.registry import NoOptions
 from archipelago.core.settings import DataSettings
 from archipelago.data.apportion import Integers
 from archipelago.data.datasets import Array, Dataset, dataset
@@ -91,7 +92,7 @@ def _fashion_fetch(settings: DataSettings) -> Path:
     fetch=_fashion_fetch,
     seeded=False,
 )
-def fashion_mnist(settings: DataSettings, seed: int) -> Dataset:
+def fashion_mnist(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """The official split. Found in torchvision's layout, and as Debian's dataset-fashion-mnist installs it."""
     files = _fashion_files(settings)
     source = _torchvision().FashionMNIST
@@ -209,7 +210,7 @@ def _cifar(name: str, settings: DataSettings, **normalisation: Any) -> Dataset:
     fetch=lambda settings: _cifar_fetch("cifar10", settings),
     seeded=False,
 )
-def cifar10(settings: DataSettings, seed: int) -> Dataset:
+def cifar10(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """The official split, from torchvision's files if they are there, else from sheets (`packed.py`)."""
     sheets = _sheets(settings)
     if sheets and not _cifar_files("cifar10", settings):
@@ -225,7 +226,7 @@ def cifar10(settings: DataSettings, seed: int) -> Dataset:
     fetch=lambda settings: _cifar_fetch("cifar100", settings),
     seeded=False,
 )
-def cifar100(settings: DataSettings, seed: int) -> Dataset:
+def cifar100(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """The official split, normalised as FeMAM does."""
     mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
     return _cifar("cifar100", settings, mean=mean, std=std)
@@ -301,7 +302,7 @@ def _emnist(name: str, split: str, settings: DataSettings) -> list[tuple[Array, 
     fetch=lambda settings: _emnist_fetch("emnist_letters", settings),
     seeded=False,
 )
-def emnist_letters(settings: DataSettings, seed: int) -> Dataset:
+def emnist_letters(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """The official split; labels 1..26 become 0..25. Pixels in [0, 1]."""
     train, test = ((x, y - 1) for x, y in _emnist("emnist_letters", "letters", settings))
     return _images("emnist_letters", train, test, classes=26, mean=(0.0,), std=(1.0,))
@@ -315,7 +316,7 @@ def emnist_letters(settings: DataSettings, seed: int) -> Dataset:
     fetch=lambda settings: _emnist_fetch("emnist_byclass", settings),
     seeded=False,
 )
-def emnist_byclass(settings: DataSettings, seed: int) -> Dataset:
+def emnist_byclass(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """The official split; digits 0..9, upper case 10..35, lower case 36..61. Pixels in [0, 1]."""
     train, test = _emnist("emnist_byclass", "byclass", settings)
     return _images("emnist_byclass", train, test, classes=62, mean=(0.0,), std=(1.0,))
@@ -329,7 +330,7 @@ def emnist_byclass(settings: DataSettings, seed: int) -> Dataset:
     fetch=lambda settings: _emnist_fetch("emnist_cases", settings),
     seeded=False,
 )
-def emnist_cases(settings: DataSettings, seed: int) -> Dataset:
+def emnist_cases(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """FedSoft's letters: labels 36..61 (lower) and 10..35 (upper) become 0..25. Pixels in [0, 1]."""
     parts: list[tuple[Array, Integers]] = []
     sources: dict[str, Any] = {}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import seeded_torch
-from archipelago.core.settings import DataSettings
+from archipelago.core.settings import DataSettings, setting
 from archipelago.core.targets import construct, load_class
 from archipelago.data.arrays import from_arrays
-from archipelago.data.datasets import Array, Dataset, dataset
+from archipelago.data.datasets import DATASETS, Array, Dataset, dataset
 from archipelago.data.files import root_of
 
 
@@ -31,12 +32,26 @@ def load_target(target: str | None) -> Any:
     return load_class("data.target", target, lightning.LightningDataModule)
 
 
+@dataclass
+class DataModuleOptions:
+    """`data.target=...`: whose data set it is."""
+
+    target: str | None = setting(
+        None, "datamodule: import path of your LightningDataModule, as package.module.Class"
+    )
+
+
+def _target(settings: DataSettings) -> str | None:
+    options: DataModuleOptions = DATASETS.entry("datamodule").options_from(settings)
+    return options.target
+
+
 @dataset(
     "datamodule",
     "your own LightningDataModule, by import path (data.target)",
-    present=lambda settings: settings.target,
+    present=_target,
 )
-def datamodule(settings: DataSettings, seed: int) -> Dataset:
+def datamodule(settings: DataSettings, options: DataModuleOptions, seed: int) -> Dataset:
     """Every sample of the module's data sets, once, in their order.
 
     The training data loader's data set is trained on, the test data loader's tested on (the validation
@@ -44,19 +59,19 @@ def datamodule(settings: DataSettings, seed: int) -> Dataset:
     generator while it sets up comes from the seed; random transforms are applied once, not at every epoch.
     An argument `root` of the module gets `data.root`.
     """
-    made = load_target(settings.target)
+    made = load_target(options.target)
     with seeded_torch(seed):
-        module = construct("data.target", str(settings.target), made, root=str(root_of(settings)))
+        module = construct("data.target", str(options.target), made, root=str(root_of(settings)))
         module.prepare_data()
         for stage in ("fit", "test"):
             module.setup(stage)
-        parts = [_collect(settings.target, module, loaders) for loaders in (_TRAIN, _TEST)]
+        parts = [_collect(options.target, module, loaders) for loaders in (_TRAIN, _TEST)]
     (x_train, y_train, o_train, tensors), (x_test, y_test, o_test, _) = parts
     owners = None if o_train is None or o_test is None else (o_train, o_test)
     return from_arrays(
         type(module).__name__,
         {"x_train": [x_train], "y_train": [y_train], "x_test": [x_test], "y_test": [y_test]},
-        where=f"data.target={settings.target}",
+        where=f"data.target={options.target}",
         owners=owners,
         channels_first=tensors,  # as torch has them; PIL images and arrays have them last
     )

@@ -27,7 +27,9 @@ class StickyOptions:
     margin: float = setting(0.1, "share by which another cluster must be better", at_least=0, below=1)
 
 
-@METHODS.register("sticky", "IFCA whose clients change only for a clearly better cluster", label="Sticky IFCA")
+@METHODS.register(
+    "sticky", "IFCA whose clients change only for a clearly better cluster", label="Sticky IFCA"
+)
 class Sticky(ClusteredModels):
     """Assign by loss with a margin, then FedAvg inside each cluster (inherited)."""
 

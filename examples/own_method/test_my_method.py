@@ -1,9 +1,16 @@
 """What a method's tests look like: a special case, an option that changes the numbers, and equal bits on Ray actors."""
 
-import archipelago as ar
 import pytest
 
-SMALL = {"clients": 8, "clusters": 2, "rounds": 4, "data": {"name": "digits", "rotations": 2}, "local": {"steps": 3}}
+import archipelago as ar
+
+SMALL = {
+    "clients": 8,
+    "clusters": 2,
+    "rounds": 4,
+    "data": {"name": "digits", "rotations": 2},
+    "local": {"steps": 3},
+}
 HERE = {"fleet": {"backend": "in_process"}}
 
 

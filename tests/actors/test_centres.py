@@ -32,12 +32,12 @@ def test_a_row_for_each_distribution_and_a_column_for_each_centre():
     assert record["samples"].tolist() == [60] * 4
 
 
-def test_planted_models_are_best_on_their_own_distribution():
-    from archipelago.data.embedded import planted_weights
+def test_ground_truth_models_are_best_on_their_own_distribution():
+    from archipelago.data.embedded import ground_truth_weights
     from tests.support.experiments import config_of
 
     session = session_of(*MIXED)
-    weights = planted_weights(config_of(*MIXED).data, 0).astype(np.float32)
+    weights = ground_truth_weights(config_of(*MIXED).data, 0).astype(np.float32)
     size = session.fleet.spec.size
     models = np.zeros((2, size), np.float32)
     models[:, :10] = weights[::-1]

@@ -12,16 +12,16 @@ import pytest
 
 from actors.node_data import NodeData, NodeFederations, shared_federation
 from archipelago.core.errors import UserError
-from archipelago.core.settings import DataSettings, PartitionSettings
 from archipelago.data import DATASETS, build_federation, use_arrays
 from archipelago.experiments.config import load_config
 from archipelago.experiments.plan import make_plan
+from tests.support.settings import data_settings, partition_settings
 
 ROOM = 10**9
 
 
 def asked(seed: int, partition: str = "iid", **data: Any) -> tuple[Any, ...]:
-    return DataSettings(**data), PartitionSettings(name=partition, alpha=1.0), 8, seed
+    return data_settings(**data), partition_settings(name=partition, alpha=1.0), 8, seed
 
 
 def test_one_loading_serves_every_seed_and_partition() -> None:
@@ -54,17 +54,17 @@ def test_samples_that_depend_on_the_seed_are_loaded_for_each() -> None:
 def test_a_data_set_for_all_seeds_does_not_look_at_the_seed(name: str) -> None:
     code = DATASETS.find(name).load.__code__  # type: ignore[attr-defined]  # all of them are functions
     used = {word for step in dis.get_instructions(code) for word in np.ravel(np.array(step.argval, object))}
-    assert code.co_varnames[1] == "seed" and "seed" not in used
+    assert code.co_varnames[2] == "seed" and "seed" not in used
 
 
 @pytest.mark.parametrize("data", [{}, {"rotations": 4}, {"name": "synthetic", "samples": 400}])
 def test_what_is_shared_has_the_bits_of_what_is_built(data: dict[str, Any]) -> None:
     config = replace(
         load_config(None, []),
-        data=DataSettings(**data),
+        data=data_settings(**data),
         clients=8,
         seed=3,
-        partition=PartitionSettings(validation=0.2),
+        partition=partition_settings(validation=0.2),
     )
     shared, references = shared_federation(config)
     own = build_federation(config.data, config.partition, config.clients, config.seed)
@@ -77,7 +77,7 @@ def test_what_is_shared_has_the_bits_of_what_is_built(data: dict[str, Any]) -> N
 
 
 def test_what_there_is_no_room_for_is_the_longest_unused() -> None:
-    one = DataSettings(), DataSettings(test_fraction=0.5)
+    one = data_settings(), data_settings(test_fraction=0.5)
     size = sum(array.nbytes for array in NodeFederations(ROOM).get(*asked(0))[1:])
     node = NodeFederations(int(1.5 * size))  # room for one data set, and for one that is shifted
     node.get(*asked(0))

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from archipelago.core.errors import UserError
-from archipelago.core.settings import DataSettings, PartitionSettings
 from archipelago.data import Federation, build_federation, normalised
 from archipelago.data.datamodule import FederationDataModule
+from tests.support.settings import data_settings, partition_settings
 
 import lightning  # isort: skip  (after the data module, which makes it importable)
 
 
 def build(data: str = "digits", validation: float = 0.2) -> Federation:
-    settings = DataSettings(name=data, samples=200)
-    return build_federation(settings, PartitionSettings(validation=validation), clients=4, seed=0)
+    settings = data_settings(name=data, samples=200)
+    return build_federation(settings, partition_settings(validation=validation), clients=4, seed=0)
 
 
 def test_loaders_give_the_clients_own_normalised_samples() -> None:
@@ -69,7 +69,7 @@ class Regression(lightning.LightningModule):
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice on worker processes, for a run of a second
 @pytest.mark.parametrize("validation", [0.0, 0.2])
-def test_a_trainer_learns_a_planted_model(tmp_path: Any, validation: float) -> None:
+def test_a_trainer_learns_a_ground_truth_model(tmp_path: Any, validation: float) -> None:
     module = FederationDataModule(build("synthetic", validation), client=0, batch_size=8, seed=0)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = lightning.Trainer(

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from archipelago.core.errors import UserError
-from archipelago.core.settings import DataSettings
 from archipelago.data import DATASETS, Dataset, load_dataset, normalised
-from archipelago.data.embedded import planted_weights
+from archipelago.data.embedded import ground_truth_weights
+from tests.support.settings import data_settings
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
@@ -28,12 +28,12 @@ def arrays(**changes: Any) -> dict[str, Any]:
 
 def load_npz(folder: Path, **content: Any) -> Dataset:
     np.savez(folder / "mine.npz", **content)
-    return load_dataset(DataSettings(name="npz", root=str(folder)), seed=0)
+    return load_dataset(data_settings(name="npz", root=str(folder)), seed=0)
 
 
 class TestDigits:
     def test_holds_every_image_once_and_every_class_in_proportion(self) -> None:
-        data = load_dataset(DataSettings(), seed=0)
+        data = load_dataset(data_settings(), seed=0)
         assert (data.x_train.shape, data.x_test.shape) == ((1438, 1, 8, 8), (359, 1, 8, 8))
         assert data.x_train.dtype == np.uint8
         together = np.concatenate([data.x_train, data.x_test]).reshape(1797, -1)
@@ -45,23 +45,23 @@ class TestDigits:
         assert (np.abs(np.bincount(data.y_test) - 0.2 * per_class) < 1).all()
 
     def test_split_is_the_same_for_every_seed_and_follows_the_fraction(self) -> None:
-        first, second = (load_dataset(DataSettings(), seed=seed) for seed in (0, 1))
+        first, second = (load_dataset(data_settings(), seed=seed) for seed in (0, 1))
         assert first.x_test.tobytes() == second.x_test.tobytes()
-        assert len(load_dataset(DataSettings(test_fraction=0.5), seed=0).x_test) == pytest.approx(
+        assert len(load_dataset(data_settings(test_fraction=0.5), seed=0).x_test) == pytest.approx(
             1797 / 2, abs=1
         )
 
     def test_every_class_is_tested_however_small_the_fraction(self) -> None:
-        data = load_dataset(DataSettings(test_fraction=1e-6), seed=0)
+        data = load_dataset(data_settings(test_fraction=1e-6), seed=0)
         assert np.bincount(data.y_test).tolist() == [1] * 10
 
 
 class TestSynthetic:
-    settings = DataSettings(name="synthetic", samples=2000, sources=3, dimension=5, noise=0.1)
+    settings = data_settings(name="synthetic", samples=2000, sources=3, dimension=5, noise=0.1)
 
-    def test_least_squares_recovers_the_planted_weights_of_each_source(self) -> None:
+    def test_least_squares_recovers_the_ground_truth_weights_of_each_source(self) -> None:
         data = load_dataset(self.settings, seed=4)
-        weights = planted_weights(self.settings, seed=4)
+        weights = ground_truth_weights(self.settings, seed=4)
         assert data.classes is None
         assert data.x_train.dtype == data.y_train.dtype == np.float32
         for x, y, sources in (
@@ -75,13 +75,13 @@ class TestSynthetic:
                 assert residual[0] / mine.sum() == pytest.approx(0.01, rel=0.4)
 
     def test_weight_scale_is_a_standard_deviation(self) -> None:
-        settings = DataSettings(name="synthetic", sources=200, dimension=50, weight_scale=10.0)
-        assert planted_weights(settings, seed=0).std() == pytest.approx(10, rel=0.03)
+        settings = data_settings(name="synthetic", sources=200, dimension=50, weight_scale=10.0)
+        assert ground_truth_weights(settings, seed=0).std() == pytest.approx(10, rel=0.03)
 
-    def test_a_common_part_is_the_same_for_all_planted_models_and_changes_nothing_else(self) -> None:
-        settings = DataSettings(name="synthetic", sources=3, dimension=200)
+    def test_a_common_part_is_the_same_for_all_ground_truth_models_and_changes_nothing_else(self) -> None:
+        settings = data_settings(name="synthetic", sources=3, dimension=200)
         common = dataclasses.replace(settings, common_scale=5.0)
-        more = planted_weights(common, seed=0) - planted_weights(settings, seed=0)
+        more = ground_truth_weights(common, seed=0) - ground_truth_weights(settings, seed=0)
         assert np.allclose(more, more[0]) and more[0].std() == pytest.approx(5, rel=0.2)
         ours, theirs = load_dataset(common, seed=0), load_dataset(settings, seed=0)
         assert np.array_equal(ours.x_train, theirs.x_train)
@@ -92,11 +92,11 @@ class TestSynthetic:
         counts = np.bincount(np.concatenate([data.sources_train, data.sources_test]))
         assert counts.max() - counts.min() <= 1
         assert np.bincount(data.sources_test).tolist() == pytest.approx([133, 133, 133], abs=1)
-        assert not np.allclose(planted_weights(self.settings, 0), planted_weights(self.settings, 1))
+        assert not np.allclose(ground_truth_weights(self.settings, 0), ground_truth_weights(self.settings, 1))
 
     def test_too_few_samples_for_the_sources(self) -> None:
         with pytest.raises(UserError, match=r"data\.samples=5 .* at least 6 samples"):
-            load_dataset(DataSettings(name="synthetic", samples=5, sources=3), seed=0)
+            load_dataset(data_settings(name="synthetic", samples=5, sources=3), seed=0)
 
 
 class TestNpz:
@@ -138,7 +138,7 @@ class TestNpz:
     def test_the_file_itself_may_be_the_root(self, tmp_path: Path) -> None:
         load_npz(tmp_path, **arrays())
         np.savez(tmp_path / "other.npz", **arrays())
-        settings = DataSettings(name="npz", root=str(tmp_path / "mine.npz"))
+        settings = data_settings(name="npz", root=str(tmp_path / "mine.npz"))
         assert load_dataset(settings, seed=0).name == "mine"
         assert DATASETS.find("npz").present(settings) == str(tmp_path / "mine.npz")
 
@@ -197,7 +197,7 @@ class TestNpz:
             root.mkdir()
             for name in files:
                 (root / name).write_text("not an archive")
-        settings = DataSettings(name="npz", root=str(root))
+        settings = data_settings(name="npz", root=str(root))
         with pytest.raises(UserError, match=sentence):
             load_dataset(settings, seed=0)
         assert (DATASETS.find("npz").present(settings) is None) == (files != ["a.npz"])
@@ -206,13 +206,13 @@ class TestNpz:
         with (tmp_path / "one.npz").open("wb") as file:
             np.save(file, np.zeros(3))
         with pytest.raises(UserError, match="it is a single array"):
-            load_dataset(DataSettings(name="npz", root=str(tmp_path)), seed=0)
+            load_dataset(data_settings(name="npz", root=str(tmp_path)), seed=0)
 
     def test_a_damaged_file_is_a_sentence_wherever_the_damage_is(self, tmp_path: Path) -> None:
         load_npz(tmp_path, **arrays())
         path = tmp_path / "mine.npz"
         whole = path.read_bytes()
-        settings = DataSettings(name="npz", root=str(path))
+        settings = data_settings(name="npz", root=str(path))
         refused = 0
         for position in range(0, len(whole), len(whole) // 150):
             flipped = bytearray(whole)
@@ -235,22 +235,22 @@ class TestNpz:
         for content in (arrays(y_train=trap), arrays(x_test=trap)):
             np.savez(tmp_path / "mine.npz", allow_pickle=True, **content)
             with pytest.raises(UserError, match="plain arrays"):
-                load_dataset(DataSettings(name="npz", root=str(tmp_path)), seed=0)
+                load_dataset(data_settings(name="npz", root=str(tmp_path)), seed=0)
         (tmp_path / "mine.npz").write_bytes(trap.dumps())
         with pytest.raises(UserError, match="plain arrays"):
-            load_dataset(DataSettings(name="npz", root=str(tmp_path)), seed=0)
+            load_dataset(data_settings(name="npz", root=str(tmp_path)), seed=0)
         assert not (tmp_path / "sprung").exists()
 
 
 class TestRegistry:
     def test_unknown_name_points_at_the_nearest(self) -> None:
         with pytest.raises(UserError, match=r"Unknown data set 'digit'\. Did you mean 'digits'"):
-            load_dataset(DataSettings(name="digit"), seed=0)
+            load_dataset(data_settings(name="digit"), seed=0)
 
     def test_every_entry_says_what_it_is_and_where(self) -> None:
         assert {"digits", "synthetic", "npz"} <= set(DATASETS)
         for name in ("digits", "synthetic"):
-            assert "embedded" in (DATASETS.find(name).present(DataSettings()) or "")
+            assert "embedded" in (DATASETS.find(name).present(data_settings()) or "")
         assert all(entry.about for entry in DATASETS.values())
 
 

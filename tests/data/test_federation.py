@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from archipelago.core.errors import UserError
-from archipelago.core.settings import DataSettings, PartitionSettings
 from archipelago.data import ClientData, Federation, build_federation, load_dataset
+from tests.support.settings import data_settings, partition_settings
 
 PARTS = ("train", "validation", "test")
 
 
 def build(clients: int = 8, seed: int = 0, *, data: Any = None, **partition: Any) -> Federation:
-    return build_federation(DataSettings(**(data or {})), PartitionSettings(**partition), clients, seed)
+    return build_federation(data_settings(**(data or {})), partition_settings(**partition), clients, seed)
 
 
 def same(one: Federation, other: Federation) -> bool:
@@ -35,7 +35,7 @@ def test_digits_end_to_end() -> None:
     assert made.x.shape == (1797, 1, 8, 8)
     assert made.sizes.sum() == 1438
     assert made.test_sizes.sum() == 359
-    data = load_dataset(DataSettings(), seed=0)
+    data = load_dataset(data_settings(), seed=0)
     client = made.clients[3]
     assert (made.x[client.train] == data.x_train[client.train]).all()
     assert (made.y[client.test] == data.y_test[client.test - 1438]).all()
@@ -49,7 +49,7 @@ def test_samples_are_read_only() -> None:
 
 
 class TestRotations:
-    def test_client_wise_blocks_are_rotated_and_are_the_planted_groups(self) -> None:
+    def test_client_wise_blocks_are_rotated_and_are_the_ground_truth_groups(self) -> None:
         plain, turned = build(), build(data={"rotations": 4})
         assert turned.groups is not None
         assert turned.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -202,7 +202,7 @@ class TestStoredIndices:
         made = build(data=data, **self.settings)
         np.savez(tmp_path / "partition.npz", **made.indices())
         with np.load(tmp_path / "partition.npz", allow_pickle=False) as stored:
-            back = Federation.from_indices(load_dataset(DataSettings(), seed=0), stored)
+            back = Federation.from_indices(load_dataset(data_settings(), seed=0), stored)
         assert same(made, back)
         assert made.groups is not None
         assert back.groups is not None
@@ -213,12 +213,12 @@ class TestStoredIndices:
 
         made = build()
         assert same(
-            made, Federation.from_indices(load_dataset(DataSettings(), 0), load(save(made.indices())))
+            made, Federation.from_indices(load_dataset(data_settings(), 0), load(save(made.indices())))
         )
 
     def test_other_data_is_refused(self) -> None:
         stored = build(**self.settings).indices()
-        for other in (DataSettings(test_fraction=0.3), DataSettings(name="synthetic", samples=1797)):
+        for other in (data_settings(test_fraction=0.3), data_settings(name="synthetic", samples=1797)):
             with pytest.raises(UserError, match="was not made for data set"):
                 Federation.from_indices(load_dataset(other, seed=0), stored)
 
@@ -238,11 +238,11 @@ class TestStoredIndices:
     def test_damage_is_a_sentence(self, damage: dict[str, Any]) -> None:
         stored = {**build(**self.settings).indices(), **damage}
         with pytest.raises(UserError, match="was not made for"):
-            Federation.from_indices(load_dataset(DataSettings(), seed=0), stored)
+            Federation.from_indices(load_dataset(data_settings(), seed=0), stored)
 
     def test_missing_arrays_are_named(self) -> None:
         with pytest.raises(UserError, match=r"must hold fingerprint, test, .* this one holds train:"):
-            Federation.from_indices(load_dataset(DataSettings(), seed=0), {"train": np.zeros(3)})
+            Federation.from_indices(load_dataset(data_settings(), seed=0), {"train": np.zeros(3)})
 
 
 @pytest.mark.parametrize(

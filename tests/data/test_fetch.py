@@ -92,7 +92,7 @@ def test_emnist_letters_medmnist_and_tiny_imagenet(
         assert len(load_dataset(settings, 0).x_train) >= 2
     assert names(root) == {"EMNIST", "breastmnist.npz", "tiny-imagenet-200", "mapped"}
     assert not [*(root / "EMNIST").rglob("*.zip")]
-    # Whoever changes a byte of what was fetched is told, though nobody publishes this file's checksum.
+    # A byte of what was fetched that has changed is reported, though nobody publishes this file's checksum.
     path = root / "EMNIST" / "raw" / "emnist-letters-train-images-idx3-ubyte"
     content = bytearray(path.read_bytes())
     content[500] ^= 1

@@ -10,15 +10,15 @@ import pytest
 from PIL import Image
 
 from archipelago.core.errors import UserError
-from archipelago.core.settings import DataSettings
 from archipelago.data import DATASETS, Dataset, load_dataset
 from archipelago.data.catalogue import fetch_dataset
 from archipelago.data.image_files import read_image
 from tests.support import data_files
+from tests.support.settings import data_settings
 
 
 def load(name: str, root: Path, **more: object) -> Dataset:
-    return load_dataset(DataSettings(name=name, root=str(root), **more), seed=0)
+    return load_dataset(data_settings(name=name, root=str(root), **more), seed=0)
 
 
 class TestCelebA:
@@ -59,7 +59,7 @@ class TestCelebA:
         with pytest.raises(
             UserError, match=r"`pip install gdown`, or bring the files of https://.* to .*/celeba "
         ):
-            fetch_dataset("celeba", DataSettings(root=str(tmp_path)))
+            fetch_dataset("celeba", data_settings(root=str(tmp_path)))
         assert not [*tmp_path.iterdir()]
 
     def test_damaged_texts_and_photographs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ class TestCelebA:
             UserError, match=rf"000004\.jpg is damaged .*800 bytes, MD5 {data_files.md5(half)}"
         ):
             load("celeba", tmp_path)
-        assert not [*(tmp_path / "mapped").iterdir()]  # whole or not there
+        assert not [*(tmp_path / "mapped").iterdir()]  # all or nothing
         text = tmp_path / "celeba" / "identity_CelebA.txt"
         text.write_text(text.read_text().replace(" 9", " 8", 1))
         with pytest.raises(UserError, match=r"identity_CelebA\.txt is damaged \(its MD5"):
@@ -140,7 +140,7 @@ class TestImageFolder:
         first, again = (load("image_folder", tmp_path / "pets") for _ in range(2))
         assert first.classes == again.classes == 2 + len(more)
         assert (first.x_train == again.x_train).all() and (first.y_train == again.y_train).all()
-        settings = DataSettings(name="image_folder", root=str(tmp_path / "pets"))
+        settings = data_settings(name="image_folder", root=str(tmp_path / "pets"))
         assert DATASETS.find("image_folder").present(settings) == str(tmp_path / "pets")
         (tmp_path / "pets" / "dog" / "9.png").write_bytes((tmp_path / "pets" / "dog" / "1.png").read_bytes())
         changed = load("image_folder", tmp_path / "pets")
@@ -188,7 +188,7 @@ class TestImageFolder:
 
     def test_present_where_two_classes_hold_images(self, tmp_path: Path) -> None:
         def present(root: Path) -> str | None:
-            return DATASETS.find("image_folder").present(DataSettings(root=str(root)))
+            return DATASETS.find("image_folder").present(data_settings(root=str(root)))
 
         assert present(tmp_path / "none") is None
         for name in ("cifar-10-batches-py", "mapped"):  # folders of other data sets

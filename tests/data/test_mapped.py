@@ -1,4 +1,4 @@
-"""Memory-mapped copies: made once, whole or not there, named by content, sent by address."""
+"""Memory-mapped copies: made once, all or nothing, named by content, sent by address."""
 
 from __future__ import annotations
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from archipelago.core.errors import UserError
-from archipelago.core.settings import DataSettings
 from archipelago.data import Dataset, load_dataset
 from archipelago.data.medical import SETS
 from tests.support import data_files
+from tests.support.settings import data_settings
 
 
 def load(name: str, root: Path, **more: object) -> Dataset:
-    return load_dataset(DataSettings(name=name, root=str(root), **more), seed=0)
+    return load_dataset(data_settings(name=name, root=str(root), **more), seed=0)
 
 
 def make(name: str, root: Path, monkeypatch: pytest.MonkeyPatch, labels: np.ndarray) -> dict[str, np.ndarray]:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from archipelago.core.errors import UserError
-from archipelago.core.settings import DataSettings
 from archipelago.data import DATASETS, Dataset, load_dataset, use_arrays
 from archipelago.data.catalogue import listing
 from tests.support import data_files
+from tests.support.settings import data_settings
 
 X, Y = data_files.pixels(20, 6, 6, 3), np.arange(20) % 2
 
@@ -29,36 +29,36 @@ def forget() -> Iterator[None]:
 class TestArrays:
     def test_two_pairs(self) -> None:
         use_arrays("mine", (X, Y), (X[:4], Y[:4]))
-        data = load_dataset(DataSettings(name="mine"), seed=0)
+        data = load_dataset(data_settings(name="mine"), seed=0)
         assert data.x_train.shape == (20, 3, 6, 6) and data.y_test.tolist() == [0, 1, 0, 1]
         use_arrays("mine", (X[:6], Y[:6]), (X[:4], Y[:4]))  # again: replaces
-        assert len(load_dataset(DataSettings(name="mine"), seed=0).x_train) == 6
+        assert len(load_dataset(data_settings(name="mine"), seed=0).x_train) == 6
 
     def test_one_pair_is_split_by_class_or_by_owner(self) -> None:
         use_arrays("mine", (X, Y))
-        data = load_dataset(DataSettings(name="mine", test_fraction=0.2), seed=0)
+        data = load_dataset(data_settings(name="mine", test_fraction=0.2), seed=0)
         assert np.bincount(data.y_test).tolist() == [2, 2]
         owners = np.repeat(["ann", "bob"], [15, 5])
         use_arrays("mine", (X, Y), owners=owners)
-        data = load_dataset(DataSettings(name="mine", test_fraction=0.2), seed=0)
+        data = load_dataset(data_settings(name="mine", test_fraction=0.2), seed=0)
         assert np.bincount(data.owners_train).tolist() == [12, 4] and np.bincount(
             data.owners_test
         ).tolist() == [3, 1]
 
     def test_owners_of_both_parts_share_their_numbers(self) -> None:
         use_arrays("mine", (X[:3], Y[:3]), (X[:2], Y[:2]), owners=(["b", "a", "b"], ["c", "a"]))
-        data = load_dataset(DataSettings(name="mine"), seed=0)
+        data = load_dataset(data_settings(name="mine"), seed=0)
         assert data.owners_train.tolist() == [1, 0, 1] and data.owners_test.tolist() == [2, 0]
 
     def test_owners_may_be_any_numbers_and_labels_a_column(self) -> None:
         use_arrays("mine", (X, Y[:, None]), owners=np.repeat([0.5, 1.5], 10))
-        data = load_dataset(DataSettings(name="mine", test_fraction=0.2), seed=0)
+        data = load_dataset(data_settings(name="mine", test_fraction=0.2), seed=0)
         assert np.bincount(data.owners_train).tolist() == [8, 8]
         use_arrays("mine", (X, Y[:, None]))
-        data = load_dataset(DataSettings(name="mine", test_fraction=0.2), seed=0)
+        data = load_dataset(data_settings(name="mine", test_fraction=0.2), seed=0)
         assert np.bincount(data.y_test).tolist() == [2, 2]  # by class
         use_arrays("mine", (X, Y + 0.5), owners=np.repeat([0, 1], 10))
-        data = load_dataset(DataSettings(name="mine", test_fraction=0.2), seed=0)
+        data = load_dataset(data_settings(name="mine", test_fraction=0.2), seed=0)
         assert data.classes is None and np.bincount(data.owners_test).tolist() == [2, 2]
 
     @pytest.mark.parametrize(
@@ -86,21 +86,21 @@ class TestArrays:
         owners = np.repeat(["ann", "bob"], [15, 5])
         for given in ({}, {"test": (X[:4], Y[:4])}, {"owners": owners}):
             use_arrays("mine", (X, Y), **given)
-            here = load_dataset(DataSettings(name="mine"), seed=0)
-            DATASETS.remove("mine")  # as in a process that was never told
-            there = load_dataset(DataSettings(name="mine"), seed=0)
+            here = load_dataset(data_settings(name="mine"), seed=0)
+            DATASETS.remove("mine")  # as in another process
+            there = load_dataset(data_settings(name="mine"), seed=0)
             for field in ("x_train", "y_train", "x_test", "y_test", "owners_train", "owners_test"):
                 one, other = getattr(here, field), getattr(there, field)
                 assert (one is None) == (other is None) and (one is None or (one == other).all())
         DATASETS.remove("mine")
-        assert "mine" in [row[0] for row in listing(DataSettings(root=str(tmp_path)))]
+        assert "mine" in [row[0] for row in listing(data_settings(root=str(tmp_path)))]
         (kept,) = (tmp_path / "arrays").iterdir()
         kept.write_bytes(kept.read_bytes()[:99])
         with pytest.raises(UserError, match=r"'mine' cannot be read from .*give them again with use_arrays"):
-            load_dataset(DataSettings(name="mine"), seed=0)
+            load_dataset(data_settings(name="mine"), seed=0)
         use_arrays("mine", (X, Y))  # mends it
         DATASETS.remove("mine")
-        assert len(load_dataset(DataSettings(name="mine"), seed=0).x_train) == 16
+        assert len(load_dataset(data_settings(name="mine"), seed=0).x_train) == 16
 
     def test_arrays_of_a_process_that_lives_are_not_replaced(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -123,7 +123,7 @@ class TestArrays:
         (tmp_path / "file").touch()
         monkeypatch.setenv("ARCHIPELAGO_CACHE", str(tmp_path / "file"))
         use_arrays("mine", (X, Y))
-        assert len(load_dataset(DataSettings(name="mine"), seed=0).x_train) == 16
+        assert len(load_dataset(data_settings(name="mine"), seed=0).x_train) == 16
 
     def test_an_experiment_on_arrays(self, tmp_path: Path) -> None:
         import archipelago
@@ -141,7 +141,7 @@ class TestArrays:
 class TestDataModule:
     def load(self, name: str, **more: object) -> Dataset:
         target = f"tests.support.datamodules.{name}"
-        return load_dataset(DataSettings(name="datamodule", target=target, **more), seed=3)
+        return load_dataset(data_settings(name="datamodule", target=target, **more), seed=3)
 
     def test_every_sample_once_in_order(self) -> None:
         data = self.load("Pixels")
@@ -182,4 +182,4 @@ class TestDataModule:
 
     def test_no_target(self) -> None:
         with pytest.raises(UserError, match=r"got nothing: write it as data\.target="):
-            load_dataset(DataSettings(name="datamodule"), seed=0)
+            load_dataset(data_settings(name="datamodule"), seed=0)

@@ -11,7 +11,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.core.settings import PartitionSettings
 from archipelago.data import PARTITIONS, Labels, Partition, Partitioner, partitions_labels
-from archipelago.data.partitions_core import matching_test_counts
+from archipelago.data.partitions_dealing import matching_test_counts
 from tests.support.partitions import checked, divergence, divide, labels_of, table
 
 BY_CLASS = (
@@ -298,7 +298,7 @@ def test_a_class_that_is_only_tested_is_left_out() -> None:
         assert set(labels.test[np.concatenate(made.test)]) == {0, 1}
 
 
-def test_planted_sources_go_to_clients_of_one_source_each() -> None:
+def test_ground_truth_sources_go_to_clients_of_one_source_each() -> None:
     sources = np.arange(120) % 3
     labels = Labels("planted", np.zeros(120), np.zeros(30), None, sources, sources[:30])
     made = divide("iid", labels, 6)
@@ -357,7 +357,7 @@ def test_more_owners_than_samples_of_a_class_is_refused() -> None:
         divide("n_class", labels_of([3, 100], [20, 20]), 20, classes=2, min_size=1)
 
 
-def test_planted_sources_need_as_many_clients() -> None:
+def test_ground_truth_sources_need_as_many_clients() -> None:
     sources = np.arange(40) % 4
     with pytest.raises(UserError, match="at least 4 clients, not 3"):
         divide("iid", Labels("planted", np.zeros(40), np.zeros(40), None, sources, sources), 3)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from archipelago.core.settings import PartitionSettings
 from archipelago.data import PARTITIONS, Labels
 from archipelago.data.division import Task, divide
+from tests.support.settings import partition_settings
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "iid": {},
@@ -57,7 +57,7 @@ def digest_of(case: str) -> str:
     ]
     sources, owners = [np.arange(len(y)) % 2 for y in parts], [np.arange(len(y)) % 15 for y in parts]
     known = {"mixture": sources, "natural": [None, None, *owners]}.get(name, [])
-    task = Task(Labels("fixed", *parts, 10, *known), PartitionSettings(name=name, **SETTINGS[case]), 12, 7)
+    task = Task(Labels("fixed", *parts, 10, *known), partition_settings(name=name, **SETTINGS[case]), 12, 7)
     made = hashlib.sha256()
     for key, array in sorted(divide(PARTITIONS.find(name), task).arrays().items()):
         made.update(f"{key} {array.dtype} {array.shape}".encode())

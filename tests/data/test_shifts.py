@@ -1,4 +1,4 @@
-"""Rotations, label swaps, colours and noise, alone and multiplied, and how they meet planted groups."""
+"""Rotations, label swaps, colours and noise, alone and multiplied, and how they meet ground-truth groups."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
-from archipelago.core.settings import DataSettings, PartitionSettings
 from archipelago.data import Federation, build_federation
 from archipelago.data.shifts import variants_of_clients, variants_of_samples
+from tests.support.settings import data_settings, partition_settings
 
 
 def build(clients: int = 8, seed: int = 0, *, data: Any = None, **partition: Any) -> Federation:
-    return build_federation(DataSettings(**(data or {})), PartitionSettings(**partition), clients, seed)
+    return build_federation(data_settings(**(data or {})), partition_settings(**partition), clients, seed)
 
 
 def test_labels_are_permuted_group_by_group() -> None:
@@ -117,7 +117,7 @@ class TestCrossed:
 
     def test_too_small_groups_are_a_sentence(self) -> None:
         with pytest.raises(
-            UserError, match="divides each planted group among 4 shifts, but group 0 has 2 clients"
+            UserError, match="divides each ground-truth group among 4 shifts, but group 0 has 2 clients"
         ):
             variants_of_clients(np.array([0, 0, 1, 1]), 4, 4, True)
 

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import settings
 
 from archipelago.core.randomness import generator
-from archipelago.core.settings import PartitionSettings
 from archipelago.data import PARTITIONS, Labels, Partition
+from tests.support.settings import partition_settings
 
 checked = settings(deadline=None, derandomize=True, database=None, max_examples=40)
 
@@ -22,7 +22,7 @@ def labels_of(train: list[int], test: list[int]) -> Labels:
 
 
 def divide(name: str, labels: Labels, clients: int, seed: int = 0, **changes: Any) -> Partition:
-    chosen = PartitionSettings(name=name, **changes)
+    chosen = partition_settings(name=name, **changes)
     return PARTITIONS.find(name)(labels, chosen, clients, generator(seed, "test"))
 
 

@@ -1,0 +1,245 @@
+"""Data sets and partitions of somebody else, in files outside the project: as good as the platform's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from archipelago.core.errors import UserError
+from archipelago.data import DATASETS, PARTITIONS, build_federation, datasets, load_dataset, partitions
+from archipelago.experiments.config import load_config
+from tests.support.clusters import ROOT
+from tests.support.settings import data_settings, partition_settings
+
+
+def example(text: str | None) -> str:
+    """The file that a module's docstring shows."""
+    lines = (text or "").split("\n    from dataclasses", 1)[1].split("\n`", 1)[0]
+    return textwrap.dedent(f"    from dataclasses{lines}")
+
+
+# The same two, as functions that nobody registered; the types of their options say all that is needed.
+PLAIN = '''
+"""A data set and a partition without a decorator."""
+import my_data
+import my_partition
+
+
+def plain_blobs(settings, options: my_data.BlobOptions, seed):
+    """Three clouds of points."""
+    return my_data.blobs(settings, options, seed)
+
+
+def plain_stripes(labels, settings, options: my_partition.StripeOptions, clients, rng):
+    """Classes in turn."""
+    return my_partition.stripes(labels, settings, options, clients, rng)
+'''
+
+# What a user types, in a folder that has nothing but the files of their own.
+DRIVER = """
+import os
+import signal
+import sys
+from pathlib import Path
+
+from archipelago.experiments.config import load_config
+from archipelago.experiments.runner import resume, run_experiment
+from archipelago.sweeps.config import load_sweep
+from archipelago.sweeps.runner import run_sweep
+
+
+def killed(report):
+    if report.round == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    what, name, *words = sys.argv[1:]
+    if what == "run":
+        run_experiment(load_config(overrides=words), Path(name), quiet=True)
+    if what == "killed":
+        run_experiment(load_config(overrides=[*words, "checkpoint.every=1"]), Path(name), killed, quiet=True)
+    if what == "resume":
+        resume(Path(name), quiet=True)
+    if what == "sweep":
+        run_sweep(load_sweep(None, words), name, quiet=True)
+"""
+
+SMALL = ("method=ifca", "clusters=2", "clients=6", "rounds=3", "local.steps=2")
+OPTIONS = ("data.spread=0.5", "partition.stripes=3")
+BY_PATH = ("data=my_data.blobs", "partition=my_partition.stripes", *OPTIONS)
+IN_PROCESS = "fleet.backend=in_process"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A researcher's folder, outside the project."""
+    made = tmp_path / "theirs"
+    made.mkdir()
+    (made / "my_data.py").write_text(example(datasets.__doc__))
+    (made / "my_partition.py").write_text(example(partitions.__doc__))
+    (made / "plain.py").write_text(PLAIN)
+    (made / "driver.py").write_text(DRIVER)
+    monkeypatch.chdir(made)
+    return made
+
+
+def typed(folder: Path, *words: str, expected: int = 0) -> str:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "driver.py", *words], cwd=folder, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == expected, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_extension_in_process_by_path_by_plugin_and_undecorated_with_equal_bits(folder: Path) -> None:
+    typed(folder, "run", "by_path", *SMALL, *BY_PATH, IN_PROCESS)
+    plugins = ("plugins=[my_data,my_partition]", "data=blobs", "partition=stripes")
+    typed(folder, "run", "by_name", *SMALL, *plugins, *OPTIONS, IN_PROCESS)
+    plain = ("data=plain.plain_blobs", "partition=plain.plain_stripes")
+    typed(folder, "run", "plain", *SMALL, *plain, *OPTIONS, IN_PROCESS)
+    metrics = {(folder / name / "metrics.csv").read_bytes() for name in ("by_path", "by_name", "plain")}
+    assert len(metrics) == 1
+    config = (folder / "by_path/config.yaml").read_text()
+    assert "name: my_data.blobs" in config and "spread: 0.5" in config and "stripes: 3" in config
+
+
+def test_extension_survives_a_kill_and_a_resume(folder: Path) -> None:
+    typed(folder, "run", "whole", *SMALL, *BY_PATH, IN_PROCESS)
+    typed(folder, "killed", "killed", *SMALL, *BY_PATH, IN_PROCESS, expected=-9)
+    typed(folder, "resume", "killed")
+    assert (folder / "killed/metrics.csv").read_bytes() == (folder / "whole/metrics.csv").read_bytes()
+
+
+@pytest.mark.ray
+def test_extension_on_two_ray_actors_and_in_trials_has_the_bits_of_this_process(
+    folder: Path, ray_cluster: Path
+) -> None:
+    import ray
+
+    address = f"fleet.address={ray.get_runtime_context().gcs_address}"
+    typed(folder, "run", "here", *SMALL, *BY_PATH, IN_PROCESS)
+    here = (folder / "here/metrics.csv").read_bytes()
+    typed(folder, "run", "there", *SMALL, *BY_PATH, "fleet.actors=2", address)
+    assert (folder / "there/metrics.csv").read_bytes() == here
+    plain = ("data=plain.plain_blobs", "partition=plain.plain_stripes")
+    seeds = ("sweep.seeds=[0,1]", address)
+    typed(folder, "sweep", str(folder / "sweep"), *SMALL, *plain, *OPTIONS, *seeds)
+    assert (folder / "sweep/runs/ifca-seed0/metrics.csv").read_bytes() == here
+
+
+def test_extension_entry_declares_label_options_and_capabilities(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    try:
+        config = load_config(overrides=[*BY_PATH, "clients=6"], env={})
+        data, split = DATASETS.entry("my_data.blobs"), PARTITIONS.entry("my_partition.stripes")
+        assert (data.name, data.label, split.name, split.label) == ("blobs", "Blobs", "stripes", "Stripes")
+        assert data is DATASETS.entry("blobs") and split.value.needs_classes and data.value.seeded
+        assert data.options_from(config.data).spread == 0.5
+        made = build_federation(config.data, config.partition, 6, 0)
+        assert made.groups is not None and made.groups.tolist() == [0, 1, 2, 0, 1, 2]
+        with pytest.raises(UserError, match=r"data\.spread > 0, got -1"):
+            load_config(overrides=["data=my_data.blobs", "data.spread=-1"], env={})
+    finally:
+        DATASETS.remove("blobs")
+        PARTITIONS.remove("stripes")
+        for name in ("my_data", "my_partition"):
+            sys.modules.pop(name, None)
+
+
+MISTAKES = """
+from collections import OrderedDict
+from archipelago.data import Partition
+def two(settings, seed): ...
+def nothing(settings, options, seed): ...
+def wrong(settings, options: int, seed): ...
+def undefined(settings, options: "Nobody", seed): ...
+def unequal(labels, settings, options, clients, rng):
+    return Partition(train=(), test=())
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("two", r"function \(settings, options, seed\).*\(settings, seed\)"),
+        ("nothing", "return an archipelago.data.Dataset, got NoneType"),
+        ("wrong", "dataclass for the type of its options, got <class 'int'>"),
+        ("undefined", "'Nobody'.*define it above"),
+        ("OrderedDict", "got a class.*data=datamodule data.target=mistakes.OrderedDict"),
+        ("absent", "'absent' in module 'mistakes'"),
+    ],
+)
+def test_extension_data_set_that_cannot_be_one_is_one_sentence(
+    data: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mistakes.py").write_text(MISTAKES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mistakes", raising=False)
+    try:
+        with pytest.raises(UserError, match=said):
+            load_dataset(data_settings(name=f"mistakes.{data}"), 0)
+    finally:
+        DATASETS.remove(f"mistakes.{data}")
+
+
+def test_extension_partition_of_too_few_clients_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mistakes.py").write_text(MISTAKES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mistakes", raising=False)
+    try:
+        with pytest.raises(UserError, match="clients=4, got 0 to train"):
+            build_federation(data_settings(), partition_settings(name="mistakes.unequal"), 4, 0)
+    finally:
+        PARTITIONS.remove("mistakes.unequal")
+
+
+def test_extension_partition_is_drawn_again_when_its_code_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address in the cache knows settings and data, and nothing of somebody's code."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = (
+        "import numpy as np\nfrom archipelago.data import hand_out\n"
+        "def split(labels, settings, options, clients, rng):\n"
+        "    counts = np.full((len(labels.totals), clients), {each})\n"
+        "    return hand_out(labels, counts, rng)\n"
+    )
+    sizes = []
+    for each in (3, 5):
+        (tmp_path / f"changing{each}.py").write_text(code.format(each=each))
+        found = getattr(__import__(f"changing{each}"), "split")  # noqa: B009  (another module of the same entry)
+        PARTITIONS.remove("changing.split")
+        PARTITIONS.adopt("changing.split", "", found)
+        settings = partition_settings(name="changing.split", cache=str(tmp_path / "cache"))
+        sizes.append(build_federation(data_settings(), settings, 4, 0).sizes.tolist())
+    PARTITIONS.remove("changing.split")
+    assert sizes == [[30] * 4, [50] * 4]
+
+
+@pytest.mark.parametrize("registry", [DATASETS, PARTITIONS], ids=lambda registry: registry.kind)
+def test_extension_options_of_entries_are_no_settings_of_all(registry: object) -> None:
+    """`data=digits` has none of the options of `data=synthetic`: what an entry alone reads stands beside it."""
+    import dataclasses
+
+    from archipelago.core.settings import DataSettings, PartitionSettings
+
+    common = DataSettings if registry is DATASETS else PartitionSettings
+    shared = {field.name for field in dataclasses.fields(common)}
+    declared = [
+        {field.name for field in dataclasses.fields(entry.options)}
+        for entry in registry.values()  # type: ignore[attr-defined]
+    ]
+    assert any(declared) and not any(names & shared for names in declared)
+    assert np.mean([len(names) for names in declared]) < 3
