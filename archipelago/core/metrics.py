@@ -25,7 +25,7 @@ from functools import cached_property
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from archipelago.core.plugins import GROUP
+from archipelago.core.plugins import GROUP, is_ours
 from archipelago.core.registry import Entry, Registry
 
 if TYPE_CHECKING:
@@ -156,8 +156,8 @@ def chosen(plugins: Iterable[str] = ()) -> list[Entry[Function]]:
 
     Not simply all that are registered: what another run of this process imported must not add columns to this one.
     """
-    roots = {name.partition(".")[0] for name in plugins} | _installed() | {__name__.partition(".")[0]}
-    return [entry for entry in METRICS.values() if _root(entry.value) in roots]
+    roots = {name.partition(".")[0] for name in plugins} | _installed()
+    return [entry for entry in METRICS.values() if is_ours(root := _root(entry.value)) or root in roots]
 
 
 def specs(plugins: Iterable[str] = (), task: str | None = None, over: str | None = None) -> list[Spec]:
