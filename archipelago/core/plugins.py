@@ -20,7 +20,13 @@ from typing import Any
 from archipelago.core.errors import UserError
 
 GROUP = "archipelago.plugins"
-BUILT_IN = ("archipelago.strategies", "archipelago.data", "lightning_modules.networks")
+BUILT_IN = (
+    "archipelago.strategies",
+    "archipelago.data",
+    "lightning_modules.networks",
+    "archipelago.experiments.callbacks",
+    "archipelago.experiments.loggers",
+)
 
 _loaded: set[str] = set()  # in this process
 

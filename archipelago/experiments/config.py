@@ -21,7 +21,14 @@ from omegaconf.errors import OmegaConfBaseException
 from archipelago.core.errors import UserError
 from archipelago.core.schema import Leaf, leaves, quote
 from archipelago.core.settings import ExperimentSettings
-from archipelago.experiments.checks import check, check_network, check_settings_of_methods, gpu_count, options
+from archipelago.experiments.checks import (
+    check,
+    check_network,
+    check_settings_of_methods,
+    gpu_count,
+    listener_sections,
+    options,
+)
 from archipelago.experiments.config_files import read_config
 from archipelago.experiments.given import (
     EITHER_OR,
@@ -86,7 +93,7 @@ def _without_foreign_options(
     kept = dict(file)
     for key, given in {**file, **overrides}.items():
         section = key.split(".")[0]
-        if section in core_sections() or section in parts:
+        if section in core_sections() or section in parts or section in listener_sections():
             continue
         if key in overrides or own is method or section not in method_parts(own.value):
             from archipelago.strategies import ADDONS  # imports torch: only when it is needed
