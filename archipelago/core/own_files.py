@@ -22,7 +22,8 @@ _NUMBERED = re.compile(rf"([A-Za-z0-9_]+)-({_ROUND})\.parquet")  # records and p
 _TEMPORARY = re.compile(r"\.(.+)\.tmp-\d+")  # as `archipelago.core.files.whole_file` calls it
 
 _FOLDERS = {  # folder in the run directory -> files in it
-    "": r"(config\.yaml|environment\.json|status\.json|metrics\.csv|timings\.csv|events\.jsonl|schedule\.json|loggers\.json"
+    "": r"(config\.yaml|environment\.json|status\.json|metrics\.csv|timings\.csv|events\.jsonl|schedule\.json"
+    r"|loggers\.json|vocabulary\.json"
     r"|(clients|assignments)\.parquet|partition\.safetensors|summary\.md|\.lock)",
     "checkpoints": r"(?!)",
     rf"checkpoints/({CHECKPOINT.pattern}|{UNFINISHED_CHECKPOINT.pattern})": rf"(manifest\.json|{_PART}\.safetensors)",
