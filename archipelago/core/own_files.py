@@ -22,7 +22,7 @@ _NUMBERED = re.compile(rf"([A-Za-z0-9_]+)-({_ROUND})\.parquet")  # records and p
 _TEMPORARY = re.compile(r"\.(.+)\.tmp-\d+")  # as `archipelago.core.files.whole_file` calls it
 
 _FOLDERS = {  # folder in the run directory -> files in it
-    "": r"(config\.yaml|(environment|vocabulary|status|schedule)\.json|metrics\.csv|timings\.csv|events\.jsonl"
+    "": r"(config\.yaml|(environment|vocabulary|status|schedule|loggers)\.json|metrics\.csv|timings\.csv|events\.jsonl"
     r"|(clients|assignments)\.parquet|partition\.safetensors|summary\.md|\.lock)",
     "checkpoints": r"(?!)",
     rf"checkpoints/({CHECKPOINT.pattern}|{UNFINISHED_CHECKPOINT.pattern})": rf"(manifest\.json|{_PART}\.safetensors)",
@@ -33,6 +33,7 @@ _FOLDERS = {  # folder in the run directory -> files in it
     "records": rf"({_NUMBERED.pattern}|examples\.safetensors)",
     "report": r"(table\.(md|tex|csv)|report\.html)",
     "report/figures": r".+\.(png|svg)",
+    "csv": r"(metrics\.csv|hparams\.yaml)",
     "tensorboard": r"(events\.out\.tfevents\..+|hparams\.yaml)",
 }
 _KNOWN = [(re.compile(folder), re.compile(files)) for folder, files in _FOLDERS.items()]

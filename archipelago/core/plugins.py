@@ -26,6 +26,8 @@ BUILT_IN = (
     "lightning_modules.networks",
     "archipelago.sweeps.samplers",
     "archipelago.sweeps.schedulers",
+    "archipelago.experiments.callbacks",
+    "archipelago.experiments.loggers",
 )
 
 _loaded: set[str] = set()  # in this process

@@ -225,7 +225,13 @@ class ExperimentSettings:
         "runs", "folder or object-store address (s3://...) under which runs and sweeps are made"
     )
     name: str | None = setting(None, "name of the run directory (default: method, data, seed and a stamp)")
-    tensorboard: bool = setting(False, "write TensorBoard logs into the run directory, by Lightning's logger")
+    callbacks: list[str] = setting(
+        [], "what listens to the run (see `list`), or import paths of your own callbacks"
+    )
+    loggers: list[str] = setting([], "tensorboard, csv, mlflow, wandb, or import paths of Lightning loggers")
+    tensorboard: bool = setting(
+        False, "short for loggers=[tensorboard]: TensorBoard logs in the run directory"
+    )
     data: DataSettings = field(default_factory=DataSettings)
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     model: ModelSettings = field(default_factory=ModelSettings)

@@ -34,6 +34,7 @@ def check(config: ExperimentSettings, env: Mapping[str, str] | None = None) -> N
     _check_method(config)
     _check_names(config)
     _check_target(config)
+    _check_listeners(config)
 
 
 def _check_run_name(name: str | None) -> None:
@@ -156,6 +157,34 @@ def check_settings_of_methods(config: ExperimentSettings, groups: Any, outputs: 
     )
     for member in expand(config.ensemble) or [config.method]:
         check_options(member, options(config), context)
+
+
+def listener_sections() -> dict[str, tuple[str, str]]:
+    """{section: (setting that must name its owner, its owner)} of the options of callbacks and loggers."""
+    from archipelago.experiments.callbacks import CALLBACKS
+    from archipelago.experiments.loggers import LOGGERS
+
+    return {
+        entry.section: (setting, entry.name)
+        for setting, registry in (("callbacks", CALLBACKS), ("loggers", LOGGERS))
+        for entry in registry.values()
+    }
+
+
+def _check_listeners(config: ExperimentSettings) -> None:
+    from archipelago.experiments.callbacks.base import check_callbacks
+    from archipelago.experiments.loggers import check_loggers
+
+    check_callbacks(config)
+    check_loggers(config)
+    given = options(config)
+    for section, (setting, owner) in listener_sections().items():
+        named = [each.rpartition(".")[2] for each in getattr(config, setting)]
+        if section in given and section not in named and given[section] != type(given[section])():
+            raise UserError(
+                f"Expected {setting}=[{owner}] beside options of '{section}', got {setting}="
+                f"{quote(getattr(config, setting))}: add it, or leave them out."
+            )
 
 
 def _check_names(config: ExperimentSettings) -> None:

@@ -21,7 +21,13 @@ from omegaconf.errors import OmegaConfBaseException
 from archipelago.core.errors import UserError
 from archipelago.core.schema import Leaf, leaves, quote
 from archipelago.core.settings import ExperimentSettings
-from archipelago.experiments.checks import check, check_network, check_settings_of_methods, gpu_count, options
+from archipelago.experiments.checks import (
+    check,
+    check_network,
+    check_settings_of_methods,
+    gpu_count,
+    options,
+)
 from archipelago.experiments.config_files import read_config
 from archipelago.experiments.given import (
     EITHER_OR,

@@ -326,8 +326,12 @@ class RunDirectory:
         self,
         models: Mapping[str, npt.NDArray[Any]] | None = None,
         spec: Any = None,
+        sentence: str | None = None,
     ) -> None:
-        """Merge the tables, write the final models with their spec (anything JSON can hold), say finished."""
+        """Merge the tables, write the final models with their spec (anything JSON can hold), say finished.
+
+        `sentence` says why, where the run was stopped before its last round.
+        """
         self.flush(self._status.rounds_done)
         self._clients.merge()
         self._assignments.merge()
@@ -339,7 +343,7 @@ class RunDirectory:
         for name, values in (models or {}).items():
             path = self.path / "models" / f"{quote(name, safe='')}.safetensors"
             write_arrays(path, {name: values}, {"format": MODEL_FORMAT, "spec": text})
-        self._set_status("finished")
+        self._set_status("finished", sentence=sentence)
 
     def discard(self) -> None:
         """Remove a run that was refused before its first round; what somebody else put there stays."""

@@ -215,7 +215,10 @@ class TrialRun:
             assert group is not None, "a trial with actors has a placement group"
             place = Place(group, group.bundle_count - self._actors, self._actors)
         branch = branch_point(config) if self._branches else None
-        drive = Drive(config, federation, run, quiet=True, place=place, data=data, fork=branch)
+        drive = Drive(
+            config, federation, run, quiet=True, place=place, data=data, fork=branch, mirror=self._mirror,
+            sweep=sweep_name(self.address),
+        )  # fmt: skip
         done, checkpoint = drive.last_checkpoint() if known else (0, None)
         self._taken = done
         self._old = reported_rows(run.path, self.metric) if known and not self._old_is_known else []
@@ -235,8 +238,6 @@ class TrialRun:
         assert self._rounds is not None
         began = time.monotonic()
         for report in self._rounds:
-            if self._mirror is not None:
-                self._mirror.follow()
             shown = _metrics(report.round, report.metrics, self.metric)
             # Rounds without an evaluation have nothing new to show.
             self._last = {**self._last, **shown}
@@ -269,6 +270,16 @@ class TrialRun:
                 self._run.fail(reason)
             self.close()
         return self._result(FAILED, reason)
+
+
+def sweep_name(address: str) -> str | None:
+    """The name of the sweep that a trial at `address` belongs to; None outside of sweeps.
+
+    >>> sweep_name("s3://bucket/results/tuned/runs/ifca-seed0?region=here"), sweep_name("runs/alone")
+    ('tuned', None)
+    """
+    parts = address.partition("?")[0].rstrip("/").split("/")
+    return parts[-3] or None if len(parts) > 2 and parts[-2] == "runs" else None
 
 
 def _fleet(config: ExperimentSettings, actors: int) -> Any:

@@ -18,8 +18,10 @@ from actors.reports import RoundReport
 from actors.server import Server
 from actors.session import Checkpoint
 from archipelago import open_run
+from archipelago.experiments.callbacks import CallbackFailure
 from archipelago.experiments.runner import resume, run_experiment
 from archipelago.runs.checkpoints import CheckpointWriter, latest
+from tests.support.callbacks import StopAfter
 from tests.support.experiments import config_of, digest, outcome, run, session_of
 from tests.support.methods import compositions
 from tests.support.runs import assert_equal_runs
@@ -152,12 +154,11 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 def stop_and_resume(method: str, stop: int, folder: Path) -> Path:
-    def interrupt(report: RoundReport) -> None:
-        if report.round == stop:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        run_experiment(config_of(method, *STOPPED), folder / "run", interrupt, quiet=True)
+    interrupt = StopAfter(
+        stop, "on_checkpoint" if stop > 1 else "on_round"
+    )  # the first round has no checkpoint
+    with pytest.raises(CallbackFailure):
+        run_experiment(config_of(method, *STOPPED), folder / "run", callbacks=[interrupt], quiet=True)
     assert open_run(folder / "run").status.state == "failed"
     return resume(folder / "run", quiet=True)
 

@@ -25,6 +25,7 @@ from actors.session import ActorsLost, RaySession
 from archipelago import open_run
 from archipelago.experiments.runner import resume, run_experiment
 from tests.support import killers
+from tests.support.callbacks import OnRound
 from tests.support.clusters import ROOT, another_node, family, head_node, short_folder, still_alive
 from tests.support.experiments import TINY, config_of
 from tests.support.methods import compositions
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.ray
 SETTINGS = (*killers.MODULE, "rounds=5", "checkpoint.every=2")
 
 
-def once_after(round: int, action: Callable[[], Any]) -> Callable[[RoundReport], None]:
+def once_after(round: int, action: Callable[[], Any]) -> OnRound:
     """Call `action` when this round is finished, the first time it is."""
     done: list[int] = []
 
@@ -44,7 +45,7 @@ def once_after(round: int, action: Callable[[], Any]) -> Callable[[RoundReport],
             done.append(round)
             action()
 
-    return on_round
+    return OnRound(on_round)
 
 
 def undisturbed(folder: Path, *settings: str) -> Path:
@@ -58,7 +59,7 @@ def run_and_kill(folder: Path, place: str, after: int, *settings: str) -> Path:
     path = run_experiment(
         config_of(*settings, "fleet.backend=ray"),
         folder / "killed",
-        once_after(3, lambda: armed.append(killers.arm(place, after))),
+        callbacks=[once_after(3, lambda: armed.append(killers.arm(place, after)))],
         quiet=True,
     )
     assert len(armed) == 1 and not armed[0].exists(), "nobody was killed"
@@ -110,7 +111,9 @@ def test_everybody_is_killed_once_in_one_run_and_fewer_actors_go_on(
             armed[report.round] = killers.arm(*kills[report.round])
 
     fleet = ("fleet.backend=ray", "fleet.actors=2", "fleet.cpus=3", "fleet.restarts=4")
-    killed = run_experiment(config_of(*settings, *fleet), tmp_path / "killed", on_round, quiet=True)
+    killed = run_experiment(
+        config_of(*settings, *fleet), tmp_path / "killed", callbacks=[OnRound(on_round)], quiet=True
+    )
     assert len(armed) == 4 and not any(path.exists() for path in armed.values())
     assert_equal_runs(killed, undisturbed(tmp_path, *settings))
     assert len(lost(killed)) == 4 and sum("/server-" in event for event in lost(killed)) == 1

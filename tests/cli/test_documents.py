@@ -15,10 +15,12 @@ import archipelago
 import archipelago.cli.main
 import benchmarks.__main__
 from archipelago.data import DATASETS
+from archipelago.experiments.callbacks import CallbackFailure
 from archipelago.experiments.config import load_config
 from archipelago.experiments.runner import run_experiment
 from archipelago.sweeps.config import load_sweep
 from archipelago.sweeps.directory import read_rows
+from tests.support.callbacks import StopAfter
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (
@@ -184,21 +186,15 @@ def test_commands_of_the_door(line, tmp_path, capsys):
     assert states and set(states) == {"finished"}
 
 
-class Stop(Exception):
-    pass
-
-
 @pytest.mark.slow
 def test_resume_and_open_as_the_readme_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (line,) = [line for line in of(DOOR) if "name=my-run" in line]
     arguments = [a for a in smaller(shlex.split(line)[3:], Path("runs")) if not a.startswith("checkpoint")]
 
-    def stop(report):
-        raise Stop
-
-    with pytest.raises(Stop):
-        run_experiment(load_config(None, [*arguments, "checkpoint.every=1"]), on_round=stop, quiet=True)
+    with pytest.raises(CallbackFailure):
+        config = load_config(None, [*arguments, "checkpoint.every=1"])
+        run_experiment(config, callbacks=[StopAfter(1, "on_checkpoint")], quiet=True)
     (resume,) = [line for line in of(DOOR) if " resume " in line]
     assert archipelago.cli.main.main(shlex.split(resume)[3:]) == 0
     for report in [line for line in of(DOOR) if " report " in line]:

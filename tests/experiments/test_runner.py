@@ -11,7 +11,9 @@ from actors.session import ActorsLost, InProcessSession
 from archipelago import open_run
 from archipelago.core.errors import UserError
 from archipelago.experiments import runner
+from archipelago.experiments.callbacks import CallbackFailure, platform_callbacks
 from archipelago.experiments.runner import resume, run_experiment
+from tests.support.callbacks import StopAfter
 from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs
 
@@ -23,7 +25,7 @@ class FromAnActor(Exception):
 
 
 @pytest.mark.parametrize("error", [UserError("No."), FromAnActor("No.")])
-def test_a_run_that_is_refused_leaves_its_name_free(
+def test_run_that_is_refused_leaves_its_name_free(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: Any) -> None:
@@ -37,18 +39,16 @@ def test_a_run_that_is_refused_leaves_its_name_free(
     run_experiment(config_of("rounds=1"), tmp_path / "run", quiet=True)
 
 
-def test_a_run_that_had_rounds_is_kept_whatever_stops_it(tmp_path: Path) -> None:
-    def stop(report: Any) -> None:
-        if report.round == 2:
-            raise UserError("No.")
-
-    with pytest.raises(UserError):
-        run_experiment(config_of("checkpoint.every=1"), tmp_path / "run", stop, quiet=True)
+def test_run_with_rounds_is_kept_whatever_stops_it(tmp_path: Path) -> None:
+    with pytest.raises(CallbackFailure):
+        run_experiment(
+            config_of("checkpoint.every=1"), tmp_path / "run", callbacks=[StopAfter(2)], quiet=True
+        )
     resume(tmp_path / "run", quiet=True)
     assert_equal_runs(tmp_path / "run", run_experiment(config_of(), tmp_path / "alone", quiet=True))
 
 
-def test_without_a_place_to_go_on_a_run_is_lost_for_now_and_no_mistake(
+def test_run_without_capacity_after_a_loss_is_no_mistake_and_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a loss the cluster may be full; the run can be resumed later."""
@@ -69,20 +69,20 @@ def test_without_a_place_to_go_on_a_run_is_lost_for_now_and_no_mistake(
 
     with monkeypatch.context() as patch:
         patch.setattr(runner, "InProcessSession", Lost)
-        with pytest.raises(ActorsLost, match=r"no place to go on: The cluster is full\."):
+        with pytest.raises(ActorsLost, match=r"no capacity to continue: The cluster is full\."):
             run_experiment(config_of("checkpoint.every=1"), tmp_path / "run", quiet=True)
     resume(tmp_path / "run", quiet=True)
     assert open_run(tmp_path / "run").status.state == "finished"
 
 
-def test_a_run_that_was_ended_before_its_summary_gets_one(
+def test_run_that_was_ended_before_its_summary_gets_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(path: Path) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "write_summary", killed)
+        patch.setattr(platform_callbacks, "write_summary", killed)
         with pytest.raises(KeyboardInterrupt):
             run_experiment(config_of("rounds=1"), tmp_path / "run", quiet=True)
     assert open_run(tmp_path / "run").status.state == "finished"

@@ -39,6 +39,7 @@ from archipelago.reports.runs import RunFiles, find_trials
 from archipelago.reports.table_text import latex
 from archipelago.reports.tables import build_tables
 from tests.support.browser import CHROMIUM, look
+from tests.support.callbacks import OnRound
 from tests.support.written_runs import write_csv, write_run, write_sweep
 
 SMALL = [
@@ -600,7 +601,7 @@ def test_a_run_that_was_killed_between_two_checkpoints_is_shown_as_far_as_it_is_
         if report.round == 6:
             shutil.copytree(tmp_path / "killed", tmp_path / "copy")  # what a SIGKILL would leave
 
-    run_experiment(load_config(overrides=settings, env={}), on_round=stop, quiet=True)
+    run_experiment(load_config(overrides=settings, env={}), callbacks=[OnRound(stop)], quiet=True)
     found = figures_in(
         (build_report(ReportRequest([str(tmp_path / "copy")])).folder / "report.html").read_text()
     )

@@ -14,6 +14,7 @@ from archipelago import open_run
 from archipelago.core.errors import UserError
 from archipelago.core.own_files import is_own_file, remove_own_files
 from archipelago.experiments import runner
+from archipelago.experiments.callbacks import CallbackFailure
 from archipelago.experiments.partition_preview import write_partition
 from archipelago.experiments.runner import resume, run_experiment
 from archipelago.reports.build import ReportRequest, build_report
@@ -22,25 +23,18 @@ from archipelago.runs.directory import MODEL_FORMAT, RunDirectory
 from archipelago.runs.storage import Mirror, join, read_text, write_text
 from archipelago.runs.trees import write_arrays
 from archipelago.sweeps.runner import resume_sweep, run_sweep
+from tests.support.callbacks import StopAfter
 from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs
 from tests.support.sweeps import sweep_of
 from tests.support.written_runs import write_run
 
 
-class Stop(Exception):
-    pass
-
-
 def stopped_run(path: Path, *settings: str) -> Path:
     """A run that ended after its third round of four, with checkpoints of the second and third."""
-
-    def stop(report: Any) -> None:
-        if report.round == 3:
-            raise Stop
-
-    with pytest.raises(Stop):
-        run_experiment(config_of("checkpoint.every=1", *settings), path, stop, quiet=True)
+    stop = StopAfter(3, "on_checkpoint")
+    with pytest.raises(CallbackFailure):
+        run_experiment(config_of("checkpoint.every=1", *settings), path, callbacks=[stop], quiet=True)
     return path
 
 

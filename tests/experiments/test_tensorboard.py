@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from archipelago import open_run
+from archipelago.experiments.callbacks import CallbackFailure
 from archipelago.experiments.runner import resume, run_experiment
 from archipelago.sweeps.runner import run_sweep
+from tests.support.callbacks import StopAfter
 from tests.support.experiments import config_of
 from tests.support.runs import events
 from tests.support.sweeps import sweep_of
@@ -32,18 +34,12 @@ def scalars(run: Path, name: str) -> dict[int, float]:
     return found
 
 
-class Stop(Exception):
-    pass
-
-
-def test_every_round_is_logged_once_after_a_stop_too(tmp_path: Path) -> None:
-    def stop(report: object) -> None:
-        if report.round == 3:  # type: ignore[attr-defined]  # a RoundReport
-            raise Stop
-
+def test_tensorboard_has_every_round_once_after_a_stop_too(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    with pytest.raises(Stop):
-        run_experiment(config_of("tensorboard=true", "checkpoint.every=2"), path, stop, quiet=True)
+    with pytest.raises(CallbackFailure):
+        run_experiment(
+            config_of("tensorboard=true", "checkpoint.every=2"), path, callbacks=[StopAfter(4)], quiet=True
+        )
     assert list(scalars(path, "micro_accuracy")) == [1, 2, 3]
     resume(path, quiet=True)
     metrics = open_run(path).metrics
@@ -54,7 +50,7 @@ def test_every_round_is_logged_once_after_a_stop_too(tmp_path: Path) -> None:
     assert set(scalars(path, "cluster_size/0")) == {1, 2, 3, 4}
 
 
-def test_rounds_that_were_taken_over_are_in_the_log(tmp_path: Path) -> None:
+def test_tensorboard_has_rounds_that_were_taken_over(tmp_path: Path) -> None:
     wanted = (
         "sweep.methods=[ifca,ifca+finetune]",
         "tensorboard=true",
@@ -70,6 +66,6 @@ def test_rounds_that_were_taken_over_are_in_the_log(tmp_path: Path) -> None:
     )
 
 
-def test_nothing_is_logged_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_tensorboard_is_written_only_if_it_is_asked_for(tmp_path: Path) -> None:
     run_experiment(config_of("rounds=1"), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run/tensorboard").exists()
