@@ -72,7 +72,7 @@ def test_vocabulary_of_a_later_version_is_read_without_what_it_added(tmp_path: P
 
 def test_vocabulary_that_is_damaged_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / vocabulary.FILE).write_text("{")
-    with pytest.raises(UserError, match="vocabulary.json is damaged"):
+    with pytest.raises(UserError, match=r"vocabulary\.json is damaged"):
         vocabulary.of_run(tmp_path)
 
 
