@@ -62,7 +62,7 @@ class ClientBlock:
             channels_last=getattr(self.model.module, "channels_last", False),
         )
         self.forward = Forward(self.model, self.samples, setup.classes)
-        self.engine = make_engine(setup.local.executor, self.model, self.samples, setup.local)
+        self.engine = make_engine(setup.local.engine, self.model, self.samples, setup.local)
         self.states = ClientStates(clients)
         self._results: dict[str, dict[int, Vector]] = {}  # by handle and client, until the round ends
 

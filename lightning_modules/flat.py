@@ -56,7 +56,7 @@ class FlatModel:
             if tensor.dtype != torch.float32:
                 raise UserError(
                     f"Expected a model of float32 tensors, got {tensor.dtype} for '{name}': "
-                    "use local.executor=trainer with a precision option for mixed precision."
+                    "use local.engine=trainer with a precision option for mixed precision."
                 )
             stop = start + tensor.numel()
             part = "head" if any(name.startswith(f"{h}.") or name == h for h in head) else "backbone"

@@ -261,7 +261,7 @@ def test_an_experiment_neither_reads_nor_moves_a_global_generator(
 
     def run(seed: int) -> bytes:
         overrides = [
-            f"method={method}", f"local.executor={executor}", "clients=4", "clusters=2", "rounds=2",
+            f"method={method}", f"local.engine={executor}", "clients=4", "clusters=2", "rounds=2",
             "local.steps=2", "participation.fraction=0.5", "fleet.backend=in_process", f"storage={tmp_path}",
             f"name=run{seed}",
         ]  # fmt: skip

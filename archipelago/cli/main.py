@@ -750,7 +750,7 @@ def _plan(ray: _RayProbe) -> list[tuple[str, ...]]:
         )
     except UserError as error:
         placement = str(error)
-    executor = config.local.executor
+    executor = config.local.engine
     if executor == "auto":
         executor = "vmap (GPU)" if fleet.gpus else "loop (CPU)"
     try:

@@ -118,14 +118,9 @@ class LocalSettings:
     keep_optimizer: bool = setting(
         True, "keep a client's optimizer state across rounds (False: start afresh)"
     )
-    executor: str = setting("auto", "how steps are run: auto is loop on CPU and vmap on GPU",
-                            choices=("auto", "loop", "vmap", "trainer"))  # fmt: skip
+    engine: str = setting("auto", "how steps are run (see `list`): auto is loop on CPU and vmap on GPU")
     normalise: str = setting("batch", "normalise inputs batch by batch, or once per actor (faster, more memory)",
                              choices=("batch", "actor"))  # fmt: skip
-    trainer: dict[str, Any] = field(
-        default_factory=dict,
-        metadata={"about": "executor=trainer: arguments of lightning.Trainer; callbacks as import paths"},
-    )
 
 
 @dataclass

@@ -28,7 +28,7 @@ def check(config: ExperimentSettings, env: Mapping[str, str] | None = None) -> N
     """Refuse, with a sentence, what no single value shows: names, combinations, what this machine lacks."""
     env = os.environ if env is None else env
     _check_run_name(config.name)
-    _check_executor(config)
+    _check_engine(config)
     _check_fleet(config, env)
     _check_storage(config.storage)
     _check_method(config)
@@ -45,12 +45,22 @@ def _check_run_name(name: str | None) -> None:
         )
 
 
-def _check_executor(config: ExperimentSettings) -> None:
-    if config.local.trainer and config.local.executor != "trainer":
-        raise UserError(
-            f"Expected local.executor=trainer beside local.trainer.{next(iter(config.local.trainer))}, got "
-            f"local.executor={config.local.executor}: add it, or leave local.trainer out."
-        )
+def _check_engine(config: ExperimentSettings) -> None:
+    """The engine exists, and no option of another one was given."""
+    from lightning_modules.engines import ENGINES
+
+    chosen = None if config.local.engine == "auto" else ENGINES.entry(config.local.engine)
+    for entry in ENGINES.values():
+        if entry is not chosen and (given := entry.options_from(config.local)) != entry.options():
+            key = next(
+                each.name
+                for each in dataclasses.fields(given)
+                if getattr(given, each.name) != getattr(entry.options(), each.name)
+            )
+            raise UserError(
+                f"Expected local.engine={entry.name} beside local.{key}, got local.engine={config.local.engine}: add "
+                f"it, or leave local.{key} out."
+            )
 
 
 def _check_fleet(config: ExperimentSettings, env: Mapping[str, str]) -> None:

@@ -30,6 +30,8 @@ from archipelago.core.settings import ExperimentSettings, SweepSection
 AUTO = ("clusters", "auto")  # is short for choose_clusters=true
 NAMED = ("data", "partition", "model", "aggregation")  # `data=digits` is short for `data.name=digits`
 
+RENAMED = {"local.executor": "local.engine"}  # what files and runs of earlier versions call a setting
+
 # Two ways of saying one thing: both at once is a mistake, and an override replaces the file's choice.
 EITHER_OR = (
     ("local.steps", "local.epochs"),
@@ -70,6 +72,7 @@ _CHOOSES = {
     "sampler": ("sampler",),
     "scheduler": ("scheduler",),
     "clustering": ("clustering rule",),  # an option of several methods
+    **dict.fromkeys(("local.engine", "local.executor"), ("engine",)),
     "callbacks": ("callback",),
     "loggers": ("logger",),
 }
@@ -214,6 +217,7 @@ def parse_yaml(text: str, file: str) -> dict[Any, Any]:
 def from_mapping(content: Mapping[Any, Any], file: str, prefix: str = "") -> Iterator[Given]:
     for name, value in content.items():
         key = f"{prefix}{name}"
+        key = RENAMED.get(key, key)
         leaf = leaves(_schema_of(key)).get(key)
         if isinstance(value, dict) and (leaf is None or leaf.type is dict):
             yield from from_mapping(value, file, f"{key}.")
@@ -235,7 +239,7 @@ def from_override(text: str) -> Given:
         raise UserError(f"Expected setting=value, got '{text}': write it as in rounds=10.")
     if (key, value) == AUTO:
         return Given("choose_clusters", True)
-    key = f"{key}.name" if key in NAMED else key
+    key = f"{key}.name" if key in NAMED else RENAMED.get(key, key)
     leaf = leaf_of(key, "")
     if not value:
         raise UserError(f"Expected a value after '{key}=', got nothing: it takes {leaf.kind} ({leaf.about}).")

@@ -31,7 +31,7 @@ _AUTO = "auto"  # stands for the K that each seed chose for itself
 # Settings that never tell two groups apart: where a run lives, how it was executed, what it wrote down.
 _ELSEWHERE = ("seed", "name", "storage", "fleet.", "checkpoint.", "records.", "choose_clusters", "data.root",
               "data.download", "data.cache", "data.mapped", "partition.cache", "tensorboard", "local.executor",
-              "local.normalise", "local.trainer", "sweep.")  # fmt: skip
+              "local.engine", "local.normalise", "local.trainer", "sweep.")  # fmt: skip
 # Settings that name the problem, and not the way it is solved: each combination is a table of its own.
 _PROBLEM = ("data.", "partition.", "clients", "holdout_clients", "model.")
 

@@ -26,7 +26,7 @@ class TrainerOptions:
 
     trainer: dict[str, Any] = field(
         default_factory=dict,
-        metadata={"about": "executor=trainer: arguments of lightning.Trainer; callbacks as import paths"},
+        metadata={"about": "engine=trainer: arguments of lightning.Trainer; callbacks as import paths"},
     )
 
 

@@ -43,7 +43,7 @@ class VmapEngine(Engine):
         self.loop = LoopEngine(model, samples)
         self._why_not = self._reason_against()
         if self._why_not:
-            self.notes.append(f"local.executor=vmap falls back to loop: {self._why_not}.")
+            self.notes.append(f"local.engine=vmap falls back to loop: {self._why_not}.")
 
     def _reason_against(self) -> str:
         module, optimizer = self.model.module, self.model.optimizer
@@ -91,7 +91,7 @@ class VmapEngine(Engine):
             raise  # is a RuntimeError, and no reason to train one by one in silence
         except RuntimeError as error:
             self._why_not = f"torch cannot batch this module ({str(error).strip().splitlines()[0][:120]})"
-            self.notes.append(f"local.executor=vmap falls back to loop: {self._why_not}.")
+            self.notes.append(f"local.engine=vmap falls back to loop: {self._why_not}.")
             return list(self.loop.train(jobs))
 
     def _train_group(self, jobs: list[TrainJob]) -> list[TrainResult]:

@@ -133,7 +133,7 @@ MISTAKES = [
     ("rounds=3 rounds=4", "Expected rounds once, got both 3 and 4"),
     ("data=digits data.name=synthetic", "Expected data.name once"),
     ("method=ifca fedprox.mu=1", "Expected options of the method 'ifca' only, got fedprox.mu=1"),
-    ("local.trainer.precision=64", "Expected local.executor=trainer"),
+    ("local.trainer.precision=64", "Expected local.engine=trainer"),
     # where results go
     ("name=a/b", "got 'a/b'"),
     ("name=../up", "got '../up'"),

@@ -50,8 +50,14 @@ def yaml_file(folder: Path, text: str) -> Path:
 def test_defaults_are_the_schema_and_nothing_else() -> None:
     config = load_config(env={})
     assert config == full_schema()()
-    for field in dataclasses.fields(ExperimentSettings):
-        assert getattr(config, field.name) == getattr(ExperimentSettings(), field.name)
+    core, whole = leaves(ExperimentSettings), leaves(full_schema())
+    assert set(core) < set(whole)  # entries add options
+    assert all(whole[key].default == leaf.default for key, leaf in core.items())
+
+
+def test_setting_of_an_earlier_version_is_taken_by_its_new_name(tmp_path: Path) -> None:
+    assert load_config(overrides=["local.executor=trainer"], env={}).local.engine == "trainer"
+    assert load_config(yaml_file(tmp_path, "local: {executor: trainer}"), env={}).local.engine == "trainer"
 
 
 def test_every_default_lies_in_its_own_range_and_is_explained() -> None:
@@ -145,7 +151,7 @@ def test_a_free_section_takes_any_name(tmp_path: Path) -> None:
     }  # fmt: skip
     assert config_from_yaml(config_to_yaml(config)) == config
     assert "Expected local.trainer to be a section of its own" in sentence("local.trainer=5")
-    assert "Expected local.executor=trainer" in sentence("local.trainer.precision=64")
+    assert "Expected local.engine=trainer" in sentence("local.trainer.precision=64")
 
 
 def test_the_same_override_twice_is_no_mistake() -> None:

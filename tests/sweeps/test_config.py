@@ -153,7 +153,7 @@ def test_a_sweep_comes_back_from_its_document(tmp_path: Path) -> None:
 def test_many_configs_are_made_as_one_is(tmp_path: Path) -> None:
     """The fast way from settings to a config gives what the general one gives."""
     given = ["method=fedprox+finetune", "fedprox.mu=1", "local.epochs=2", "model.hidden=[8,4]", "local.lr=1", "name=x",
-             "fleet.clients_per_actor=2", "storage=here", "local.executor=trainer", "data=synthetic"]  # fmt: skip
+             "fleet.clients_per_actor=2", "storage=here", "local.engine=trainer", "data=synthetic"]  # fmt: skip
     layers = read_layers(None, given)[1]
     assert layered([layers]) == load_config(None, [*given], env={})
     trainer = [*given, "local.trainer.max_time=00:00:01:00"]

@@ -1,0 +1,294 @@
+"""Experiments from Python: `ar.run(...)` and `ar.sweep(...)`, and what they leave behind as objects.
+
+    import archipelago as ar
+
+    run = ar.run(method="ifca+cam", clusters=4, data="digits", rounds=20, local={"lr": 0.05})
+    run.metrics; run.clients; run.models; run.report(); run.figure("cluster_sizes")
+
+    sweep = ar.sweep(methods=["fedavg", "ifca"], seeds=3, data="digits")
+    sweep.table(); sweep.report()
+
+Keyword arguments have the names of the settings (`archipelago list settings`); a section is a dictionary. Wherever
+something is chosen, a name, an import path and a class are accepted alike. A mistake is a `UserError` with the
+sentence that the command line prints. Objects read run directories when they are asked: there is no second truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from archipelago.core.errors import UserError
+from archipelago.core.plugins import import_path, is_ours, load_built_in
+from archipelago.core.registry import REGISTRIES
+from archipelago.runs import reader
+from archipelago.runs.storage import join, local_copy, read_text, writable
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from archipelago.experiments.callbacks import Callback
+    from archipelago.reports.build import Report
+
+AXES = ("methods", "partitions", "grid", "cases", "sample", "seeds")  # of a sweep, as keyword arguments
+SHARED_AXES = ("data", "clusters")  # an axis as a list, a setting otherwise
+
+
+class Run(reader.Run):
+    """A run directory: data frames, models and config as properties, its report and figures as methods."""
+
+    def report(self, out: str | Path = "", **options: str) -> Page:
+        """Its tables, figures and one HTML file (see `archipelago report --help` for the options)."""
+        return report(self.path, out=str(out), **options)
+
+    def figure(self, name: str) -> Figure:
+        """One of its figures, by matplotlib: a notebook shows it. `run.figures` lists the names."""
+        from archipelago.reports.api import draw
+
+        return draw(self.path, name)
+
+    @property
+    def figures(self) -> list[str]:
+        """The names of the figures that this run has."""
+        from archipelago.reports.api import figure_names
+
+        return figure_names(self.path)
+
+    def resume(self, *, callbacks: Sequence[Callback] = (), quiet: bool = False) -> Run:
+        """Continue an unfinished run from its last checkpoint, to the bits of a run that was never stopped."""
+        resumed = resume(self.path, callbacks=callbacks, quiet=quiet)
+        assert isinstance(resumed, Run)
+        return resumed
+
+
+class Sweep:
+    """A sweep's directory: its trials, their runs, its table and report."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.address = str(path)
+        if read_text(join(self.address, "sweep.yaml")) is None:
+            raise UserError(f"There is no sweep {path}: expected sweep.yaml and trials.csv in it.")
+
+    @property
+    def path(self) -> Path:
+        """The folder; one in an object store is copied to this machine first."""
+        return local_copy(self.address)
+
+    @property
+    def trials(self) -> pd.DataFrame:
+        """One row a trial: name, group, seed, status, reason, run."""
+        import pandas as pd
+
+        return pd.read_csv(self.path / "trials.csv", keep_default_na=False)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of the trials that have started."""
+        path = self.path
+        return [Run(path / run) for run in self.trials["run"] if run]
+
+    def table(self) -> pd.DataFrame:
+        """Mean and standard deviation over seeds, one row a group of settings, as the report has them."""
+        from archipelago.reports.api import tables
+
+        return tables([self.path])
+
+    def report(self, out: str | Path = "", **options: str) -> Page:
+        """Its tables, figures and one HTML file."""
+        return report(self.path, out=str(out), **options)
+
+    def resume(self, *, quiet: bool = False) -> Sweep:
+        """Continue the trials that are not over; finished ones stay."""
+        resumed = resume(self.address, quiet=quiet)
+        assert isinstance(resumed, Sweep)
+        return resumed
+
+    def __repr__(self) -> str:
+        counts = self.trials["status"].value_counts()
+        states = ", ".join(f"{count} {state}" for state, count in counts.items())
+        return f"Sweep '{self.address}': {len(self.trials)} trials ({states})\n  .trials .runs .table() .report()"
+
+
+class Page:
+    """A report that was written: its HTML page, tables and files. A notebook shows the tables and a link."""
+
+    def __init__(self, built: Report) -> None:
+        self.folder = built.folder
+        self.path = built.folder / "report.html"
+        self.files = [Path(file) for file in built.files]
+        self._built = built
+
+    @property
+    def markdown(self) -> str:
+        """The tables as Markdown."""
+        return (self.folder / "table.md").read_text(encoding="utf-8")
+
+    @property
+    def latex(self) -> str:
+        """The tables as LaTeX."""
+        return (self.folder / "table.tex").read_text(encoding="utf-8")
+
+    def __repr__(self) -> str:
+        return f"Report '{self.path}' ({len(self.files)} files)"
+
+    def _repr_markdown_(self) -> str:
+        return f"{self.markdown}\n[{self.path}]({self.path})"
+
+
+def run(
+    config: str | Path | None = None,
+    *,
+    callbacks: Sequence[Callback | type[Callback] | str] = (),
+    loggers: Sequence[Any] = (),
+    small: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Run one experiment to its end. `config` is a YAML file, or the name of one that comes with the package.
+
+    `callbacks` and `loggers` (any of Lightning's) are names, import paths, classes, or instances: those belong to this
+    call alone, the others are recorded with the run and come back when it is resumed.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> found = run(method="fedavg", clients=2, rounds=1, local={"steps": 1}, fleet={"backend": "in_process"},
+    ...             storage=folder.name, name="tiny", quiet=True)
+    >>> found.status.state, len(found.metrics)
+    ('finished', 1)
+    >>> folder.cleanup()
+    """
+    from archipelago.experiments.config import load_config
+    from archipelago.experiments.plan import run_address
+    from archipelago.experiments.runner import run_experiment
+
+    instances, names = _instances(callbacks)
+    logging, logger_names = _instances(loggers)
+    settings |= {"callbacks": names} if names else {}
+    settings |= {"loggers": logger_names} if logger_names else {}
+    loaded = load_config(_file(config), named(settings), small=small)
+    address = run_address(loaded)
+    with writable(address) as (path, mirror):
+        run_experiment(loaded, path, callbacks=instances, loggers=logging, mirror=mirror, quiet=quiet)
+    return open_run(address)
+
+
+def sweep(
+    config: str | Path | None = None, *, small: bool = False, quiet: bool = False, **settings: Any
+) -> Sweep:
+    """Run every combination of what varies, on Ray Tune.
+
+    What varies are keyword arguments: `methods`, `data`, `partitions`, `clusters` (as lists), `grid={"local.lr":
+    [0.01, 0.1]}`, `cases`, `sample`, `seeds`; how trials are chosen and run is `sweep={"sampler": "optuna"}`; every
+    other keyword is a setting of all trials.
+    """
+    from archipelago.sweeps.config import load_sweep
+    from archipelago.sweeps.directory import sweep_address
+    from archipelago.sweeps.runner import run_sweep
+
+    asked = dict(settings.pop("sweep", {}))
+    for name in [*AXES, *(name for name in SHARED_AXES if isinstance(settings.get(name), list | tuple))]:
+        if name in settings:
+            asked[name] = settings.pop(name)
+    loaded = load_sweep(_file(config), named({**settings, "sweep": asked}), small=small)
+    if loaded is None:
+        raise UserError(
+            "Expected something that varies, got one experiment: add seeds=3, or use archipelago.run."
+        )
+    address = sweep_address(loaded)
+    run_sweep(loaded, address, quiet=quiet)
+    return Sweep(address)
+
+
+def resume(path: str | Path, *, callbacks: Sequence[Callback] = (), quiet: bool = False) -> Run | Sweep:
+    """Continue a run or a sweep that was stopped, from its last checkpoints."""
+    from archipelago.experiments import runner
+    from archipelago.sweeps.directory import is_sweep
+    from archipelago.sweeps.runner import resume_sweep
+
+    if is_sweep(path):
+        return Sweep(resume_sweep(str(path), quiet=quiet))
+    with writable(str(path)) as (folder, mirror):
+        runner.resume(folder, callbacks=callbacks, mirror=mirror, quiet=quiet)
+    return open_run(path)
+
+
+def report(*paths: str | Path, out: str | Path = "", **options: str) -> Page:
+    """Tables, figures and one HTML file of runs and sweeps; options as of the command line (`test="wilcoxon"`)."""
+    from archipelago.reports.build import ReportRequest, build_report
+
+    words = [str(local_copy(str(path))) for path in paths]
+    words += [f"{name}={value}" for name, value in {"out": str(out), **options}.items() if value]
+    return Page(build_report(ReportRequest.parse(words)))
+
+
+def open_run(path: str | Path) -> Run:
+    """Open a run directory for reading: data frames, models, config (imports neither Ray nor Lightning).
+
+    One in an object store is copied to this machine first.
+    """
+    return Run(local_copy(path))
+
+
+def open_sweep(path: str | Path) -> Sweep:
+    """Open a sweep's directory for reading."""
+    return Sweep(path)
+
+
+def partition(config: str | Path | None = None, **settings: Any) -> pd.DataFrame:
+    """Divide the data as an experiment would: how many samples of each class every client holds, one row each."""
+    import pandas as pd
+
+    from archipelago.data import build_federation
+    from archipelago.experiments.config import load_config
+
+    loaded = load_config(_file(config), named(settings))
+    federation = build_federation(loaded.data, loaded.partition, loaded.clients, loaded.seed)
+    counts = pd.DataFrame(federation.tables()["counts"])
+    held = counts[counts["part"] == "train"].pivot_table(
+        index="client", columns="label", values="samples", aggfunc="sum", fill_value=0
+    )
+    clients = pd.DataFrame(federation.tables()["clients"]).set_index("client")
+    return clients.join(held.add_prefix("class "))
+
+
+# What was given --------------------------------------------------------------------------------------------
+
+
+def named(value: Any) -> Any:
+    """Settings as a file would hold them: classes and functions become names that every process finds."""
+    if isinstance(value, Mapping):
+        return {str(key): named(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [named(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, type) or callable(value):
+        return _name_of(value)
+    return value
+
+
+def _name_of(thing: Any) -> str:
+    path = import_path(thing)
+    if is_ours(path):
+        load_built_in()
+        for registry in REGISTRIES.values():
+            for entry in registry.values():
+                if entry.value is thing:
+                    return entry.name
+    return path
+
+
+def _instances(given: Sequence[Any]) -> tuple[list[Any], list[str]]:
+    """(instances, names of those that are named or given as a class, which the run records)."""
+    recorded = [each for each in given if isinstance(each, str | type)]
+    return [each for each in given if not isinstance(each, str | type)], [named(each) for each in recorded]
+
+
+def _file(config: str | Path | None) -> Path | None:
+    if config is None:
+        return None
+    from archipelago.experiments.config_files import find_config
+
+    return find_config(str(config))
