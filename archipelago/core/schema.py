@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
+from archipelago.core.errors import UserError
 from archipelago.core.plugins import is_ours, load_built_in, load_plugins
 from archipelago.core.registry import IMPORT_PATH, REGISTRIES
 
@@ -244,20 +245,25 @@ def _with_options(section: type[Any], kinds: tuple[type, ...]) -> type[Any]:
             described = (hints[each.name], _default(each), dict(each.metadata))
             other = owners.get(each.name)
             if each.name in mine:
-                raise ValueError(
-                    f"option {each.name!r} of {kind.__name__} is a setting of {section.__name__}"
+                raise UserError(
+                    f"Expected a name of its own for the option '{each.name}' of {_title(kind)}, which is a setting of "
+                    f"{section.__name__}: read it there, or give the option another name."
                 )
             if other is not None:
                 known = next(f for f in dataclasses.fields(other) if f.name == each.name)
                 if (_hints(other)[each.name], _default(known), dict(known.metadata)) != described:
-                    raise ValueError(
-                        f"option {each.name!r} of {kind.__name__} differs from that of {other.__name__}: give it "
-                        "another name"
+                    raise UserError(
+                        f"Expected the option '{each.name}' of {_title(kind)} to have the type, default and "
+                        f"description that it has in {_title(other)}: inherit from that, or give the option another name."
                     )
                 continue
             owners[each.name] = kind
             fields[each.name] = (each.name, hints[each.name], _copy(each))
     return _made(section, list(fields.values()), kinds)
+
+
+def _title(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _made(base: type[Any], fields: list[tuple[str, Any, Any]], kinds: typing.Iterable[type]) -> type[Any]:

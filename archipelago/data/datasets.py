@@ -136,6 +136,8 @@ class DataSource:
     files: Callable[[DataSettings], list[Path]] | None = None
     fetch: Callable[[DataSettings], Path] | None = None
     seeded: bool = True
+    sources: bool = False
+    owners: bool = False
     content: Callable[[], str] | None = None
     options: type = NoOptions
 
@@ -169,9 +171,10 @@ class DataSets(Registry[DataSource]):
 
     def adopt(self, path: str, about: str, found: Any) -> None:
         if isinstance(found, type):
+            taken = [name for name, entry in self.items() if hasattr(entry.options, "target")]
             raise UserError(
                 f"Expected data set '{path}' to be a function ({', '.join(_SIGNATURE)}), got a class: write "
-                f"data=datamodule data.target={path} for a LightningDataModule."
+                f"data={' or '.join(taken)} data.target={path} for a LightningDataModule."
             )
         dataset(path, about)(found)
 
@@ -188,22 +191,30 @@ def dataset(
     files: Callable[[DataSettings], list[Path]] | None = None,
     fetch: Callable[[DataSettings], Path] | None = None,
     seeded: bool = True,
+    sources: bool = False,
+    owners: bool = False,
 ) -> Callable[[Loader], Loader]:
     """Decorator: register a loader `(settings, options, seed)`, with one line about it.
 
     `present` says where it is (None: not here), `files` what it is read from there, `fetch` downloads it to
     `data.root`; a set without `fetch` says in an error how to get it. `seeded`: every seed may give other samples; a
-    set that says no is loaded once for all seeds of a sweep. `label` is what tables call it.
+    set that says no is loaded once for all seeds of a sweep. `sources`, `owners`: its samples come from known
+    ground-truth sources, or belong to somebody. `label` is what tables call it.
     """
 
     def add(load: Loader) -> Loader:
         options = options_of(f"data set '{name}'", load, _SIGNATURE)
         where = present or (lambda settings: f"made by {load.__module__}")
-        source = DataSource(load, where, files, fetch, seeded, options=options)
+        source = DataSource(load, where, files, fetch, seeded, sources, owners, options=options)
         DATASETS.register(name, about, label=label, options=options)(source)
         return load
 
     return add
+
+
+def sets_with(capability: str) -> list[str]:
+    """The names of the data sets that declare `sources` or `owners`."""
+    return [name for name, entry in DATASETS.items() if getattr(entry.value, capability)]
 
 
 def load_dataset(settings: DataSettings, seed: int) -> Dataset:

@@ -18,7 +18,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.core.settings import PartitionSettings
 from archipelago.data.apportion import Integers, ranks
-from archipelago.data.partitions_core import Labels, Partition, Partitioner
+from archipelago.data.partitions_core import PARTITIONS, Labels, Partition, Partitioner
 from archipelago.data.partitions_dealing import set_aside, split_at
 from archipelago.data.shifts import variants_of_clients, variants_of_samples
 
@@ -238,8 +238,8 @@ def _hold_out(
     if groups is None:
         raise UserError(
             f"partition.holdout={share} keeps test samples of every ground-truth distribution, but "
-            f"partition={split.name} has none: use partition=mixture, a cluster-wise partition or data.rotations, or "
-            "leave it out."
+            f"partition={split.name} has none: use partition={' or '.join(_mixing())}, a cluster-wise partition or "
+            "data.rotations, or leave it out."
         )
     test = np.concatenate([client.test for client in held])
     holder = np.repeat(np.arange(len(held)), [len(client.test) for client in held])
@@ -265,6 +265,10 @@ def _hold_out(
         ClientData(client.train, client.validation, rest) for client, rest in zip(held, kept, strict=True)
     )
     return clients, sets
+
+
+def _mixing() -> list[str]:
+    return [name for name, entry in PARTITIONS.items() if entry.value.mixes]
 
 
 def _spare(

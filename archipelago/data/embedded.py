@@ -66,6 +66,7 @@ def ground_truth_weights(options: SyntheticOptions, seed: int) -> NDArray[np.flo
     "synthetic",
     "linear regression drawn from ground-truth linear models (FedSoft's generator); needs no files",
     present=lambda settings: "embedded (generated)",
+    sources=True,
 )
 def synthetic(settings: DataSettings, options: SyntheticOptions, seed: int) -> Dataset:
     """y = <theta_s, x> + noise, with theta_s ~ N(0, sigma_0^2 I) and x ~ N(0, I).

@@ -25,6 +25,7 @@ from archipelago.core.signals import ended_in_order
 # What downloading and unpacking may raise: no network, a broken connection, a broken archive, a wrong checksum.
 _FAILURES = (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile, tarfile.TarError)
 _TEMPORARY = ".fetching-"
+NO_FILES = DataSettings().name  # a data set that is always there
 
 
 def root_of(settings: DataSettings) -> Path:
@@ -41,7 +42,7 @@ def md5_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def missing(name: str, looked: Iterable[Path], how: str, instead: str = "digits") -> UserError:
+def missing(name: str, looked: Iterable[Path], how: str, instead: str = NO_FILES) -> UserError:
     """The sentence for a data set that is not here: where it was looked for, how to get it, what would serve."""
     places = " or ".join(dict.fromkeys(str(place) for place in looked))
     return UserError(
@@ -136,7 +137,7 @@ def fetch(
     except _FAILURES as error:
         raise UserError(
             f"Data set '{name}' could not be fetched from {address} ({_reason(error, work, archives)}): nothing "
-            "was kept; try again, or bring the files there yourself. Meanwhile data=digits needs no files."
+            f"was kept; try again, or bring the files there yourself. Meanwhile data={NO_FILES} needs no files."
         ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)

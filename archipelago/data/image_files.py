@@ -21,7 +21,7 @@ from archipelago.core.registry import NoOptions, nearest
 from archipelago.core.settings import DataSettings, setting
 from archipelago.data.apportion import Integers
 from archipelago.data.datasets import Array, Dataset, dataset, hold_out, some
-from archipelago.data.files import Damaged, check_md5, fetch, fetch_hint, md5_of, missing, root_of
+from archipelago.data.files import NO_FILES, Damaged, check_md5, fetch, fetch_hint, md5_of, missing, root_of
 from archipelago.data.mapped import Recipe, cache_choices, in_chunks, stored
 from archipelago.data.options import AttributeOptions, ImageSizeOptions
 
@@ -114,6 +114,7 @@ class CelebaOptions(ImageSizeOptions, AttributeOptions):
     files=_celeba_files,
     fetch=_celeba_fetch,
     seeded=False,
+    owners=True,
 )
 def celeba(settings: DataSettings, options: CelebaOptions, seed: int) -> Dataset:
     """Owners are the persons; `data.test_fraction` of each person's photographs is held out (FeSEM, LEAF).
@@ -305,7 +306,9 @@ def image_folder(settings: DataSettings, options: ImageFolderOptions, seed: int)
     """
     root = root_of(settings)
     if not root.is_dir():
-        raise UserError(f"{_FOLDER_WANTED}, but {settings.root} is no folder; data=digits needs no files.")
+        raise UserError(
+            f"{_FOLDER_WANTED}, but {settings.root} is no folder; data={NO_FILES} needs no files."
+        )
     train_folder, test_folders = _folder_parts(root, settings)
     train, classes = _samples(train_folder, settings)
     test: list[tuple[Path, int]] = []

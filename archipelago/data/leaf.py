@@ -47,6 +47,7 @@ def _files(settings: DataSettings) -> list[Path]:
     present=lambda settings: next((str(path.parents[1]) for path in _files(settings)), None),
     files=_files,
     seeded=False,
+    owners=True,
 )
 def femnist(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """Owners are the writers. LEAF's split is kept where it splits every writer's images (`-t sample`).

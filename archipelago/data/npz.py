@@ -12,13 +12,13 @@ from archipelago.core.registry import NoOptions
 from archipelago.core.settings import DataSettings
 from archipelago.data.arrays import from_arrays
 from archipelago.data.datasets import Array, Dataset, dataset, some
-from archipelago.data.files import md5_of
+from archipelago.data.files import NO_FILES, md5_of
 
 _NPZ_WANTED = (
     "Expected one .npz file with arrays x_train, y_train, x_test, y_test (or train_images, train_labels, "
     "test_images, test_labels, as MedMNIST names them)"
 )
-_NPZ_INSTEAD = "Set data.root to such a file or its folder, or use data=digits, which needs no files."
+_NPZ_INSTEAD = f"Set data.root to such a file or its folder, or use data={NO_FILES}, which needs no files."
 _NPZ_NAMES = {
     "x_train": "train_images",
     "y_train": "train_labels",

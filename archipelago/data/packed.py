@@ -64,29 +64,29 @@ def read_npz(name: str, path: Path) -> dict[str, Array]:
         raise Damaged(name, path, f"{' '.join(str(error).split())}, MD5 {md5_of(path)}") from error
 
 
-def cifar10_from_sheets(settings: DataSettings, files: list[Path]) -> Dataset:
+def cifar10_from_sheets(name: str, settings: DataSettings, files: list[Path]) -> Dataset:
     """CIFAR-10 from lossless sheets; decoding takes seconds, so it is done once (`mapped.py`)."""
 
     def recipe() -> Recipe:
-        labels = read_npz("cifar10", files[-1])
+        labels = read_npz(name, files[-1])
         train, test = (labels[f"{part}_labels"].reshape(-1).astype(np.int64) for part in ("train", "test"))
         y = np.concatenate([train, test])
-        return Recipe((len(y), 3, 32, 32), lambda: _checked_sheets(files, y), y, len(train))
+        return Recipe((len(y), 3, 32, 32), lambda: _checked_sheets(name, files, y), y, len(train))
 
-    made = stored(settings, "cifar10", files, [CIFAR10_CONTENT], recipe)
-    return Dataset(name="cifar10", classes=10, mean=(0.5,), std=(0.5,), **made.parts())
+    made = stored(settings, name, files, [CIFAR10_CONTENT], recipe)
+    return Dataset(name=name, classes=10, mean=(0.5,), std=(0.5,), **made.parts())
 
 
-def _checked_sheets(files: list[Path], y: NDArray[np.int64]) -> Iterator[Array]:
+def _checked_sheets(name: str, files: list[Path], y: NDArray[np.int64]) -> Iterator[Array]:
     digest = hashlib.sha256()
     for path in files[:-1]:
-        images = read_sheet("cifar10", path, PER_SHEET, 32, 100)
+        images = read_sheet(name, path, PER_SHEET, 32, 100)
         digest.update(np.ascontiguousarray(images).data)
         yield images
     digest.update(y.astype(np.uint8).tobytes())
     if digest.hexdigest() != CIFAR10_CONTENT:
         why = f"images and labels have SHA-256 {digest.hexdigest()}, expected {CIFAR10_CONTENT}"
-        raise Damaged("cifar10", files[0].with_name("cifar10_lossless_*.webp"), why)
+        raise Damaged(name, files[0].with_name("cifar10_lossless_*.webp"), why)
 
 
 def _files(names: tuple[str, ...], settings: DataSettings) -> list[Path]:
@@ -184,6 +184,7 @@ _DIGITS = ("femnist_digits_subset.npz",)
     present=_folder(_DIGITS),
     files=lambda settings: _files(_DIGITS, settings),
     seeded=False,
+    owners=True,
 )
 def femnist_digits(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """`data.test_fraction` of each client's images of each digit is held out; owners are the clients."""

@@ -12,6 +12,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.registry import NoOptions
 from archipelago.core.settings import PartitionSettings, setting
 from archipelago.data.apportion import Integers, apportion, ranks
+from archipelago.data.datasets import sets_with
 from archipelago.data.partitions_core import Labels, Partition, partition
 from archipelago.data.partitions_dealing import Shares, deal, matching_test_counts, set_aside, split_at
 
@@ -49,8 +50,9 @@ def mixture(
     """
     if labels.sources_train is None or labels.sources_test is None:
         raise UserError(
-            f"partition=mixture mixes ground-truth sources, but '{labels.name}' has none: use data=synthetic, or make "
-            "some with data.rotations=2, data.label_swaps=2, data.colours=2 or data.noises=2."
+            f"partition=mixture mixes ground-truth sources, but '{labels.name}' has none: use data="
+            f"{' or '.join(sets_with('sources'))}, or make some with data.rotations=2, "
+            "data.label_swaps=2, data.colours=2 or data.noises=2."
         )
     names, source = np.unique(labels.sources_train, return_inverse=True)
     weights = mixture_weights(options.mixture, clients, len(names), rng)
@@ -233,7 +235,7 @@ def natural(
     if labels.owners_train is None or labels.owners_test is None:
         raise UserError(
             f"partition=natural needs samples that belong to somebody, but '{labels.name}' does not say to whom: use "
-            "a data set with writers or persons (femnist, celeba), or another partition."
+            f"a data set with writers or persons ({', '.join(sets_with('owners'))}), or another partition."
         )
     pooled, needed = labels.test_share is not None, labels.smallest(settings.min_size)
     owners = int(max(labels.owners_train.max(), labels.owners_test.max())) + 1

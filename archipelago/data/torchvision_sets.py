@@ -214,7 +214,7 @@ def cifar10(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """The official split, from torchvision's files if they are there, else from sheets (`packed.py`)."""
     sheets = _sheets(settings)
     if sheets and not _cifar_files("cifar10", settings):
-        return cifar10_from_sheets(settings, sheets)
+        return cifar10_from_sheets("cifar10", settings, sheets)
     return _cifar("cifar10", settings)
 
 
@@ -329,6 +329,7 @@ def emnist_byclass(settings: DataSettings, options: NoOptions, seed: int) -> Dat
     files=lambda settings: _emnist_files("byclass", settings),
     fetch=lambda settings: _emnist_fetch("emnist_cases", settings),
     seeded=False,
+    sources=True,
 )
 def emnist_cases(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """FedSoft's letters: labels 36..61 (lower) and 10..35 (upper) become 0..25. Pixels in [0, 1]."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -48,15 +51,17 @@ import signal
 import sys
 from pathlib import Path
 
+from archipelago.experiments.callbacks import Callback
 from archipelago.experiments.config import load_config
 from archipelago.experiments.runner import resume, run_experiment
 from archipelago.sweeps.config import load_sweep
 from archipelago.sweeps.runner import run_sweep
 
 
-def killed(report):
-    if report.round == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+class Killer(Callback):
+    def on_round(self, run, report):
+        if report.round == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
@@ -64,11 +69,13 @@ if __name__ == "__main__":
     if what == "run":
         run_experiment(load_config(overrides=words), Path(name), quiet=True)
     if what == "killed":
-        run_experiment(load_config(overrides=[*words, "checkpoint.every=1"]), Path(name), killed, quiet=True)
+        run_experiment(load_config(overrides=[*words, "checkpoint.every=1"]), Path(name), callbacks=[Killer()])
     if what == "resume":
         resume(Path(name), quiet=True)
-    if what == "sweep":
-        run_sweep(load_sweep(None, words), name, quiet=True)
+    if what == "on_ray":
+        run_experiment(load_config(overrides=[*words, "fleet.backend=in_process"]), Path("here"), quiet=True)
+        run_experiment(load_config(overrides=[*words, "fleet.actors=2"]), Path(name), quiet=True)
+        run_sweep(load_sweep(None, [*words, "sweep.seeds=[0]"]), str(Path(f"{name}-sweep").resolve()), quiet=True)
 """
 
 SMALL = ("method=ifca", "clusters=2", "clients=6", "rounds=3", "local.steps=2")
@@ -92,6 +99,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def typed(folder: Path, *words: str, expected: int = 0) -> str:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env.pop("RAY_ADDRESS", None)
     done = subprocess.run(
         [sys.executable, "driver.py", *words], cwd=folder, env=env, capture_output=True, text=True
     )
@@ -119,20 +127,13 @@ def test_extension_survives_a_kill_and_a_resume(folder: Path) -> None:
 
 
 @pytest.mark.ray
-def test_extension_on_two_ray_actors_and_in_trials_has_the_bits_of_this_process(
-    folder: Path, ray_cluster: Path
-) -> None:
-    import ray
-
-    address = f"fleet.address={ray.get_runtime_context().gcs_address}"
-    typed(folder, "run", "here", *SMALL, *BY_PATH, IN_PROCESS)
+def test_extension_on_two_ray_actors_and_in_trials_has_the_bits_of_this_process(folder: Path) -> None:
+    """On a cluster of the driver's own, whose workers know the folder because it is the driver's."""
+    plain = ("data=plain.plain_blobs", "partition=plain.plain_stripes", *OPTIONS)
+    typed(folder, "on_ray", "there", *SMALL, *plain, "fleet.dashboard=false")
     here = (folder / "here/metrics.csv").read_bytes()
-    typed(folder, "run", "there", *SMALL, *BY_PATH, "fleet.actors=2", address)
     assert (folder / "there/metrics.csv").read_bytes() == here
-    plain = ("data=plain.plain_blobs", "partition=plain.plain_stripes")
-    seeds = ("sweep.seeds=[0,1]", address)
-    typed(folder, "sweep", str(folder / "sweep"), *SMALL, *plain, *OPTIONS, *seeds)
-    assert (folder / "sweep/runs/ifca-seed0/metrics.csv").read_bytes() == here
+    assert (folder / "there-sweep/runs/ifca-seed0/metrics.csv").read_bytes() == here
 
 
 def test_extension_entry_declares_label_options_and_capabilities(
@@ -243,3 +244,55 @@ def test_extension_options_of_entries_are_no_settings_of_all(registry: object) -
     ]
     assert any(declared) and not any(names & shared for names in declared)
     assert np.mean([len(names) for names in declared]) < 3
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ('samples: int = setting(7, "mine")', "'samples' of clash.Options.*SyntheticOptions: inherit"),
+        ('root: str = setting("x", "mine")', "'root' of clash.Options, which is a setting of DataSettings"),
+    ],
+)
+def test_extension_option_that_means_something_else_already_is_one_sentence(
+    option: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "clash.py").write_text(
+        "from dataclasses import dataclass\nfrom archipelago.core.settings import setting\n"
+        f"@dataclass\nclass Options:\n    {option}\n"
+        "def data(settings, options: Options, seed): ...\n"
+    )
+    code = (
+        "from archipelago.core.errors import UserError\nfrom archipelago.experiments.config import load_config\n"
+        "try:\n    load_config(overrides=['data=clash.data'], env={})\nexcept UserError as error:\n    print(error)"
+    )
+    (tmp_path / "driver.py").write_text(code)
+    assert re.search(said, typed(tmp_path))
+
+
+def test_extension_no_other_module_names_a_data_set_or_a_partition() -> None:
+    """Whatever the platform must know about an entry is declared where it is registered."""
+    entries = [*DATASETS.values(), *PARTITIONS.values()]
+    own = {entry.name: Path(inspect.getsourcefile(entry.value.origin) or "") for entry in entries}
+    typed = re.compile(rf"\b(?:data|partition)=({'|'.join(own)})\b")
+    defaults = {("settings.py", "digits"), ("settings.py", "iid")}
+    named = []
+    for folder in ("core", "data", "experiments", "sweeps", "runs"):
+        for path in sorted((ROOT / "archipelago" / folder).rglob("*.py")):
+            tree = ast.parse(path.read_text())
+            texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+            documents = {
+                id(node.body[0].value)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
+                if node.body and isinstance(node.body[0], ast.Expr)
+            }
+            for text in texts:
+                if not isinstance(text.value, str) or id(text) in documents:
+                    continue
+                found = {text.value} & set(own) | set(typed.findall(text.value))
+                named += [
+                    f"{path.name}:{text.lineno} {name}"
+                    for name in found
+                    if path != own[name] and (path.name, name) not in defaults
+                ]
+    assert named == []
