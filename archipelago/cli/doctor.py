@@ -127,9 +127,9 @@ def _plan(ray: RayProbe) -> Rows:
         placement = f"{count(actors, 'client actor')} of {share} each, for {count(config.clients, 'client')}"
     except UserError as error:
         placement = str(error)
-    executor = config.local.executor
-    if executor == "auto":
-        executor = "vmap (GPU)" if fleet.gpus else "loop (CPU)"
+    engine = config.local.engine
+    if engine == "auto":
+        engine = "vmap (GPU)" if fleet.gpus else "loop (CPU)"
     try:
         check(config)
         storage = f"{Path(config.storage).expanduser().resolve()} (can be written)"
@@ -138,7 +138,7 @@ def _plan(ray: RayProbe) -> Rows:
     return [
         ("experiment", f"{config.method} on {config.data.name}, {count(config.rounds, 'round')}"),
         ("actors", placement),
-        ("executor", executor),
+        ("engine", engine),
         ("storage", storage),
     ]
 

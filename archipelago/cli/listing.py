@@ -98,8 +98,8 @@ def _first_comment(name: str) -> str:
 def _settings() -> list[tuple[Table, list[dict[str, Any]]]]:
     from archipelago.core.schema import composed, leaves
     from archipelago.core.settings import ExperimentSettings, SweepSection
-    from archipelago.sweeps.config import AXES
-    from archipelago.sweeps.config import OTHERS as OTHER_AXES
+    from archipelago.sweeps.axes import AXES
+    from archipelago.sweeps.axes import OTHERS as OTHER_AXES
 
     axes = {name: about for name, (_, about) in AXES.items()} | OTHER_AXES
     varied: list[tuple[str, ...]] = [(f"sweep.{name}", about) for name, about in axes.items()]

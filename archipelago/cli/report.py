@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import shutil
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -44,7 +43,7 @@ class MakeReport(Request):
     def _build(self) -> tuple[Report, str, list[str]]:
         """The report, the address of its page and of every file written."""
         from archipelago.reports.build import ReportRequest, build_report
-        from archipelago.runs.storage import is_address, join, reading, working_copy
+        from archipelago.runs.storage import is_address, join, reading, scratch
 
         addresses = [word for word in self.words if is_address(word) and "=" not in word.partition("://")[0]]
         with ExitStack() as stack:
@@ -54,8 +53,7 @@ class MakeReport(Request):
             asked = ReportRequest.parse(words)
             into = asked.out
             if is_address(into):
-                asked.out = str(working_copy(into))
-                stack.callback(shutil.rmtree, asked.out, ignore_errors=True)
+                asked.out = str(stack.enter_context(scratch(into)))
             elif addresses and len(asked.paths) == 1 and not into:
                 into = join(addresses[0], "report")
             built = build_report(asked, method_labels)

@@ -11,7 +11,7 @@ from archipelago.cli import suggestions
 from archipelago.cli.app import Described
 from archipelago.cli.request import Request
 from archipelago.cli.results import show_results, show_sweep
-from archipelago.cli.run import following
+from archipelago.cli.run import following, send
 from archipelago.cli.stopping import resumable
 from archipelago.cli.words import refuse_surplus
 from archipelago.core.errors import UserError
@@ -38,6 +38,7 @@ class Resume(Request):
             return
         with resumable(self.address), writable(self.address) as (path, mirror):
             resume_run(path, **following(mirror))
+            send(mirror)
             show_results(path, self.address)
 
 

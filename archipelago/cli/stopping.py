@@ -24,10 +24,15 @@ class Stopped(Exception):
 @contextmanager
 def resumable(address: str) -> Iterator[None]:
     """Whatever stops the run or sweep at `address`, say how to resume it."""
+    from archipelago.runs.lease import LeaseLost
+
     try:
         yield
     except UserError:
         raise
+    except LeaseLost as error:
+        after = f"Once that one is done or gone: {how_to_resume(address)}"
+        raise Stopped(1, f"Failed: {error} {after}") from error
     except KeyboardInterrupt as stop:
         raise Stopped(130, f"Stopped. {how_to_resume(address)}") from stop
     except SystemExit as stop:  # what actors/cluster.py turns SIGTERM (`ray job stop`) into

@@ -92,7 +92,7 @@ def build_vocabulary() -> Vocabulary:
     """Import everything and look."""
     from archipelago.core.schema import composed, leaves
     from archipelago.core.settings import ExperimentSettings, SweepSection
-    from archipelago.sweeps.config import AXES, OTHERS
+    from archipelago.sweeps.axes import AXES, OTHERS
 
     entries = {each.kind: {name: entry.about for name, entry in each.items()} for each in registries()}
     settings = {f"sweep.{name}": about for name, (_, about) in AXES.items()}

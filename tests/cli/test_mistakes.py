@@ -22,7 +22,7 @@ MISTAKES = [
     ("method=IFCA", "Did you mean 'ifca'?"),
     ("method=ifca+nothing", "'nothing'"),
     ("ensemble=[fedavg,ifac]", "Did you mean 'ifca'?"),
-    ("method=ifca ifca.share_backbone=true aggregation=matched", "another aggregation than matched"),
+    ("method=ifca ifca.share_backbone=true aggregation=matched", "with ifca.share_backbone=true, got matched"),
     ("method=ifca ifca.init=balanced ifca.balance=0.5 clusters=4", "Expected ifca.balance <= 1 / clusters"),
     ("ensemble=[fedavg,ifca] ifca.init=balanced ifca.balance=0.9 clusters=2", "set ifca.balance=0.25"),
     ("method=fedper aggregation=matched", "private heads do not follow"),
@@ -97,7 +97,7 @@ MISTAKES = [
     ("rounds=3 rounds=4", "Expected rounds once, got both 3 and 4"),
     ("data=digits data.name=synthetic", "Expected data.name once"),
     ("method=ifca fedprox.mu=1", "Expected options of the method 'ifca' only, got fedprox.mu=1"),
-    ("local.trainer.precision=64", "Expected local.executor=trainer"),
+    ("local.trainer.precision=64", "Expected local.engine=trainer"),
     # where results go
     ("name=a/b", "got 'a/b'"),
     ("name=../up", "got '../up'"),
