@@ -19,10 +19,7 @@ from archipelago.core.registry import REGISTRIES, Registry
 
 # Kinds that are called otherwise on the command line.
 NAMES = {"data set": "data", "add-on": "methods"}  # kind -> what `list` calls it
-MORE = (
-    "archipelago.core.metrics",
-    "archipelago.sweeps.config",
-)  # what the schema of an experiment does not need
+MORE = ("archipelago.core.metrics",)  # what the schema of an experiment does not need
 PACKAGES = ("archipelago", "actors", "lightning_modules")
 
 
