@@ -4,9 +4,7 @@ Nothing imports this module, and nothing defined here is sent to a Ray worker: t
 the standard module's (DECISIONS.md, entry 1). Where the package is installed, `archipelago` is the same command.
 """
 
-import sys
-
-from archipelago.cli.main import main
+from archipelago.cli.main import command_line
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command_line()

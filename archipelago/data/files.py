@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from archipelago.core.errors import UserError
+from archipelago.core.program import program
 from archipelago.core.settings import DataSettings
 from archipelago.core.signals import ended_in_order
 
@@ -53,7 +54,7 @@ def missing(name: str, looked: Iterable[Path], how: str, instead: str = NO_FILES
 def fetch_command(name: str, settings: DataSettings) -> str:
     """What to type to download a data set to where it is looked for."""
     root = "" if settings.root == DataSettings().root else f" data.root={shlex.quote(settings.root)}"
-    return f"`python -m platform.launch data fetch {name}{root}`"
+    return f"`{program()} data fetch {name}{root}`"
 
 
 def fetch_hint(name: str, settings: DataSettings, address: str) -> str:

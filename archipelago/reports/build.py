@@ -8,6 +8,7 @@ from pathlib import Path
 
 from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
+from archipelago.core.program import program
 from archipelago.core.registry import nearest
 from archipelago.core.vocabulary import Labels, registered_labels
 from archipelago.reports.figures import Figure, without_lone_choices
@@ -56,7 +57,7 @@ class ReportRequest:
         if not request.paths:
             raise UserError(
                 "Expected run directories or sweeps after report, got none: as in "
-                "`python -m platform.launch report runs/NAME`."
+                f"`{program()} report runs/NAME`."
             )
         if request.figures not in ("yes", "no", "all"):
             raise UserError(f"Expected figures=yes, no or all, got figures={request.figures}.")

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
+from archipelago.core.program import program
 from archipelago.core.vocabulary import Vocabulary, of_run
 from archipelago.reports.centres import centre_columns, centre_metrics
 from archipelago.reports.runs import Row, RunFiles
@@ -221,7 +222,7 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
         lines.append("Nothing out of the ordinary.")
     lines += ["", "## What is here", "", *_files(run.path), "", "## Go on", ""]
     if run.status.get("state") != "finished":
-        lines.append(f"Resume: `python -m platform.launch resume {run.path}`")
+        lines.append(f"Resume: `{program()} resume {run.path}`")
         lines.append("")
     lines.append(f'Open it in Python: `import experiments; run = archipelago.open_run("{run.path}")`')
     return "\n".join(lines) + "\n"

@@ -37,6 +37,7 @@ from archipelago.core import vocabulary
 from archipelago.core.errors import UserError
 from archipelago.core.files import complete_lines, sync_folder, whole_file, write_whole
 from archipelago.core.own_files import is_own_file, numbered_files, refuse_links, remove_own_files
+from archipelago.core.program import program
 from archipelago.runs.checkpoints import checkpoints, remove_checkpoint, remove_unfinished_checkpoints
 from archipelago.runs.environment import environment_differences
 from archipelago.runs.growing_files import CsvFile, EventsFile, LongTable, write_rounds
@@ -439,7 +440,7 @@ def _refuse_what_is_there(path: Path, config_yaml: str) -> None:
             )
         raise UserError(
             f"Run {path} exists already ({status.state}, {status.rounds_done} rounds done); resume it with "
-            f"`python -m platform.launch resume {path}`, or choose another name with name=..."
+            f"`{program()} resume {path}`, or choose another name with name=..."
         )
     if path.is_dir() and any(path.iterdir()):
         raise UserError(

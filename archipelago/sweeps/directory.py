@@ -12,6 +12,7 @@ from typing import Any
 
 from archipelago.core.errors import UserError
 from archipelago.core.own_files import refuse_link
+from archipelago.core.program import program
 from archipelago.runs.directory import FolderLock
 from archipelago.runs.lease import Lease
 from archipelago.runs.storage import is_address, join, read_text, remove_file, write_text
@@ -68,7 +69,7 @@ def _is_begun(path: Path) -> bool:
 def _refuse_sweep(address: str) -> None:
     if is_sweep(address):
         raise UserError(
-            f"Sweep {address} exists already; resume it with `python -m platform.launch resume {address}`, or "
+            f"Sweep {address} exists already; resume it with `{program()} resume {address}`, or "
             "choose another name with name=..."
         )
 

@@ -1,4 +1,4 @@
-"""`data list` and `data fetch` at the front door."""
+"""`data list` and `data fetch` on the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import archipelago.cli.main
 from tests.support import data_files
 
 
-def test_lists_and_fetches(
+def test_data_lists_and_fetches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, site = tmp_path / "root", tmp_path / "site"
@@ -31,7 +31,7 @@ def test_lists_and_fetches(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["data"], "Expected `python -m platform.launch data list` or"),
+        (["data"], "Expected `archipelago data list` or `archipelago data fetch NAME`"),
         (["data", "fetch"], "got no name: `data list` shows them"),
         (["data", "list", "cifar10"], "got 'cifar10' too: leave it out"),
         (["data", "list", "rounds=3"], "Expected settings of `data` only"),
@@ -39,7 +39,7 @@ def test_lists_and_fetches(
         (["data=cifar10", "data.root=/nowhere", "method=fedavg"], "data fetch cifar10 data.root=/nowhere"),
     ],
 )
-def test_mistakes_at_the_door(
+def test_data_mistakes_are_sentences(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert archipelago.cli.main.main(arguments) == 2

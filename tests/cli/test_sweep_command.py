@@ -1,4 +1,4 @@
-"""The front door on sweeps and object stores."""
+"""Sweeps and object stores."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import archipelago.cli.main
 from actors.reports import RoundReport
 from actors.session import InProcessSession
 from archipelago import open_run
+from archipelago.cli.listing import List
+from archipelago.cli.results import next_steps
 from archipelago.experiments.runner import run_experiment
 from archipelago.runs.storage import Mirror, join, working_copy
 from archipelago.sweeps.config import load_sweep
@@ -26,9 +28,7 @@ from tests.support.s3 import s3_server
 from tests.support.written_runs import write_run
 
 
-def test_the_door_runs_a_sweep_and_goes_on_with_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_of_a_sweep_that_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     typed = "method=fedavg sweep.seeds=2 rounds=2 clients=4 model=mlp name=mine fleet.backend=in_process"
     assert archipelago.cli.main.main([*shlex.split(typed), f"storage={tmp_path}"]) == 0
     printed = capsys.readouterr().out
@@ -45,7 +45,7 @@ def test_the_door_runs_a_sweep_and_goes_on_with_it(
     assert (tmp_path / "mine/trials.csv").read_text() == rows
 
 
-def test_a_sweep_that_came_to_nothing_is_a_failure(
+def test_sweep_without_a_finished_trial_is_a_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(session: InProcessSession, round: int) -> RoundReport:
@@ -58,22 +58,22 @@ def test_a_sweep_that_came_to_nothing_is_a_failure(
     assert printed.out.count("RuntimeError: no luck") >= 2 and f"Results: {tmp_path / 'mine'}" in printed.out
     assert printed.err.strip().splitlines()[-1] == (
         "Failed: all 2 trials, each for the reason above. "
-        f"The sweep is in {tmp_path / 'mine'}; go on with: python -m platform.launch resume {tmp_path / 'mine'}"
+        f"The sweep is in {tmp_path / 'mine'}; resume it with: archipelago resume {tmp_path / 'mine'}"
     )
 
 
-def test_what_the_demonstration_says_to_try_next_can_be_tried() -> None:
-    lines = [re.split(r"\s{2,}", line.strip())[0] for line in archipelago.cli.main.NEXT.splitlines()[1:]]
+def test_next_steps_after_the_demonstration_can_be_tried() -> None:
+    lines = [re.split(r"\s{2,}", line.strip())[0] for line in next_steps().splitlines()[1:]]
     assert len(lines) == 3
     for line in lines:
-        assert line.startswith(f"{archipelago.cli.main.DOOR} ")
-        request = archipelago.cli.main.parse(shlex.split(line)[3:])
-        assert request.command == "list" or load_sweep(request.file, request.overrides) is not None
+        assert line.startswith("archipelago ")
+        request = archipelago.cli.main.parse(shlex.split(line)[1:])
+        assert isinstance(request, List) or load_sweep(request.file, request.overrides, small=request.small)
 
 
 @pytest.mark.ray
 @pytest.mark.full
-def test_the_demonstration_as_a_user_runs_it(tmp_path: Path) -> None:
+def test_demonstration_as_a_user_runs_it(tmp_path: Path) -> None:
     """On Ray, from its first line to what to try next."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
@@ -90,15 +90,15 @@ def test_the_demonstration_as_a_user_runs_it(tmp_path: Path) -> None:
     assert set(accuracy) == {"FedAvg", "IFCA", "WeCFL", "IFCA+CAM", "FeSEM+CAM"}
     assert all(accuracy[name] > accuracy["FedAvg"] + 5 for name in ("IFCA", "WeCFL", "FeSEM+CAM"))
     assert f"Report: {made / 'report/report.html'}" in done.stdout and (made / "report/report.html").is_file()
-    assert done.stdout.rstrip().endswith(archipelago.cli.main.NEXT)
+    assert done.stdout.rstrip().endswith(next_steps().replace("archipelago ", "python -m platform.launch "))
 
 
-def test_one_experiment_has_nothing_to_run_dry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_of_one_experiment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert archipelago.cli.main.main(["--dry-run", "method=fedavg", f"storage={tmp_path}"]) == 2
     assert "Expected a sweep beside --dry-run" in capsys.readouterr().err
 
 
-def test_a_report_of_what_is_in_an_object_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_runs_in_an_object_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where options are behind the address; what is printed is where the page is."""
     with s3_server() as (storage, objects):
         storage += "?region=us-east-1"
@@ -123,7 +123,7 @@ def test_a_report_of_what_is_in_an_object_store(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.full
-def test_one_run_in_an_object_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_in_an_object_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with s3_server() as (storage, objects):
         assert (
             archipelago.cli.main.main([*TINY, f"storage={storage}", "name=mine", "checkpoint.every=2"]) == 0

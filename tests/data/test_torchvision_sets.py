@@ -84,7 +84,7 @@ class TestWhatToDoAboutDamage:
         root = tmp_path / "my data"
         data_files.emnist(root / "EMNIST" / "raw", "letters", [1, 2])
         (root / "EMNIST" / "raw" / "emnist-letters-test-images-idx3-ubyte").write_bytes(b"")
-        command = f"`python -m platform.launch data fetch emnist_letters data.root='{root}'`"
+        command = f"`archipelago data fetch emnist_letters data.root='{root}'`"
         said = self.sentence("emnist_letters", root)
         assert said.endswith(f"delete {root / 'EMNIST'} and get it again with {command}.")
 

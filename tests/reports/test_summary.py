@@ -141,7 +141,7 @@ def test_the_summary_says_what_ran_what_came_out_and_what_to_do(tmp_path: Path) 
 
 def test_an_unfinished_run_is_told_how_to_go_on(tmp_path: Path) -> None:
     path = make(tmp_path / "run", state="failed")
-    assert f"python -m platform.launch resume {path}" in write_summary(path).read_text()
+    assert f"archipelago resume {path}" in write_summary(path).read_text()
 
 
 def test_a_regression_and_training_data_have_their_rows(tmp_path: Path) -> None:

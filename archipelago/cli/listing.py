@@ -1,0 +1,248 @@
+"""`list [KIND | NAME]`: what there is to choose from, and what one entry declares."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from archipelago.cli import suggestions
+from archipelago.cli.app import Described
+from archipelago.cli.output import print_json, print_table
+from archipelago.cli.request import Request
+from archipelago.cli.vocabulary import kinds, registries, setting_of
+from archipelago.cli.words import AsJson, refuse_surplus
+from archipelago.core.errors import UserError
+from archipelago.core.packaged import TUNE_CONFIGS
+from archipelago.core.program import program
+from archipelago.core.registry import Entry, Registry, nearest
+
+if TYPE_CHECKING:
+    from archipelago.core.schema import Leaf
+
+OTHERS = ("configs", "settings")  # kinds that are no registry
+Table = tuple[str, list[tuple[str, ...]]]
+
+
+@dataclass(kw_only=True)
+class List(Request):
+    """Print what there is to choose from."""
+
+    what: str | None = None  # a kind, or the name of an entry; all kinds without it
+    as_json: bool = False
+
+    def execute(self) -> None:
+        """Tables, or one document."""
+        if self.what in OTHERS:
+            self._show({self.what: _settings() if self.what == "settings" else _configs()})
+            return
+        known = kinds()
+        if self.what is None or self.what in known:
+            chosen = known if self.what is None else {self.what: known[self.what]}
+            self._show({name: [_of_registry(each) for each in of] for name, of in chosen.items()})
+            if self.what is None and not self.as_json:
+                print(f"Every setting, with its default and its range: {program()} list settings")
+                print(f"What one of these declares (here: ifca): {program()} list ifca")
+            return
+        self._show_entries(self.what)
+
+    def _show(self, kinds: Mapping[str, Sequence[tuple[Table, list[dict[str, Any]]]]]) -> None:
+        if self.as_json:
+            print_json({name: [row for _, rows in parts for row in rows] for name, parts in kinds.items()})
+            return
+        for parts in kinds.values():
+            for (title, rows), _ in parts:
+                print_table(title, rows)
+
+    def _show_entries(self, name: str) -> None:
+        found = [(each, each[name]) for each in registries() if name in each]
+        if not found:
+            names = [*kinds(), *OTHERS, *(entry for each in registries() for entry in each)]
+            hint = nearest(name, names).partition("Choices:")[0]
+            raise UserError(
+                f"Unknown kind or entry '{name}' to list. {hint}Kinds: {', '.join([*kinds(), *OTHERS])}."
+            )
+        if self.as_json:
+            print_json([_document(each, entry, whole=True) for each, entry in found])
+            return
+        for registry, entry in found:
+            _print_entry(registry, entry)
+
+
+def _of_registry(registry: Registry[Any]) -> tuple[Table, list[dict[str, Any]]]:
+    rows: list[tuple[str, ...]] = [(entry.name, entry.about) for entry in registry.values()]
+    title = f"{registry.kind.capitalize()}s"
+    if written := setting_of(registry):
+        title += f" ({written})"
+    return (title, rows), [_document(registry, entry) for entry in registry.values()]
+
+
+def _configs() -> list[tuple[Table, list[dict[str, Any]]]]:
+    """The files that come with the package, with the sentence each begins with."""
+    from archipelago.experiments.config_files import config_names
+
+    rows: list[tuple[str, ...]] = [(name, _first_comment(name)) for name in config_names()]
+    title = "Configs that come with the package (--config NAME)"
+    return [((title, rows), [{"name": name, "about": about} for name, about in rows])]
+
+
+def _first_comment(name: str) -> str:
+    lines = (TUNE_CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    return next((line.lstrip("# ") for line in lines if line.startswith("#")), "")
+
+
+def _settings() -> list[tuple[Table, list[dict[str, Any]]]]:
+    from archipelago.core.schema import composed, leaves
+    from archipelago.core.settings import ExperimentSettings, SweepSection
+    from archipelago.sweeps.axes import AXES
+    from archipelago.sweeps.axes import OTHERS as OTHER_AXES
+
+    axes = {name: about for name, (_, about) in AXES.items()} | OTHER_AXES
+    varied: list[tuple[str, ...]] = [(f"sweep.{name}", about) for name, about in axes.items()]
+    own, swept = ([*leaves(composed(each)).values()] for each in (ExperimentSettings, SweepSection))
+    return [
+        (("Settings (setting=value), with their defaults", _setting_rows(own)), [*map(_option, own)]),
+        (
+            ("Sweeps: what varies (sweep.NAME=[...], or the section sweep: of a file)", varied),
+            [{"name": name, "about": about} for name, about in varied],
+        ),
+        (("Sweeps: how trials are chosen and run", _setting_rows(swept)), [*map(_option, swept)]),
+    ]
+
+
+def _setting_rows(leaves: Sequence[Leaf]) -> list[tuple[str, ...]]:
+    from archipelago.core.schema import quote
+
+    return [
+        (leaf.key, quote(leaf.default), leaf.about + (f" [{_allowed(leaf)}]" if leaf.range else ""))
+        for leaf in leaves
+    ]
+
+
+def _allowed(leaf: Leaf) -> str:
+    return " | ".join(leaf.metadata["choices"]) if "choices" in leaf.metadata else leaf.range
+
+
+def _option(leaf: Leaf) -> dict[str, Any]:
+    described = {"name": leaf.key, "about": leaf.about, "type": leaf.kind, "default": leaf.default}
+    if "choices" in leaf.metadata:
+        return {**described, "choices": list(leaf.metadata["choices"])}
+    return {**described, "range": leaf.range} if leaf.range else described
+
+
+# One entry ------------------------------------------------------------------------------------------------
+
+
+def _options(registry: Registry[Any], entry: Entry[Any]) -> Iterator[Leaf]:
+    """Its options by the dotted names that the command line takes."""
+    from archipelago.core.schema import leaves
+
+    section = registry.section or entry.section
+    for leaf in leaves(entry.options).values():
+        yield dataclasses.replace(leaf, key=f"{section}.{leaf.key}")
+
+
+def _document(registry: Registry[Any], entry: Entry[Any], whole: bool = False) -> dict[str, Any]:
+    document = {
+        "kind": registry.kind, "name": entry.name, "about": entry.about, "label": entry.label,
+        "options": [_option(leaf) for leaf in _options(registry, entry)],
+        "capabilities": _capabilities(entry),
+    }  # fmt: skip
+    return (
+        {**document, "defined_in": _module(entry), "documentation": _documentation(entry)}
+        if whole
+        else document
+    )
+
+
+def _print_entry(registry: Registry[Any], entry: Entry[Any]) -> None:
+    declared = [(name.replace("_", " "), _shown(value)) for name, value in _capabilities(entry).items()]
+    rows: list[tuple[str, ...]] = [
+        ("about", entry.about), ("label", entry.label), *declared, ("defined in", _module(entry)),
+    ]  # fmt: skip
+    written = setting_of(registry)
+    how = f", {written.replace('NAME', entry.name)}" if written else ""
+    print_table(f"{entry.name} ({registry.kind}{how})", rows)
+    if options := list(_options(registry, entry)):
+        print_table("Options, with their defaults", _setting_rows(options))
+    print(_documentation(entry))
+
+
+def _capabilities(entry: Entry[Any]) -> dict[str, Any]:
+    """What the platform must know about it; a record of several is shown by its fields."""
+    found: dict[str, Any] = {}
+    for name, value in entry.capabilities.items():
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = dataclasses.asdict(value)
+            found |= {key: each for key, each in fields.items() if key not in ("name", "about", "label")}
+        else:
+            found[name] = value
+    return found
+
+
+def _shown(value: Any) -> str:
+    """A capability as text: yes, no, words."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple | set | frozenset):
+        return ", ".join(sorted(map(str, value))) or "none"
+    return getattr(value, "__name__", None) or str(value)
+
+
+def _defined(entry: Entry[Any]) -> Any:
+    return getattr(entry.value, "origin", entry.value)  # a record around a function may name it
+
+
+def _module(entry: Entry[Any]) -> str:
+    return str(getattr(_defined(entry), "__module__", "") or type(entry.value).__module__)
+
+
+def _documentation(entry: Entry[Any]) -> str:
+    """What its module says (the paper, its symbols, every reading and deviation) where it is all about this entry;
+    else its own docstring."""
+    defined = _defined(entry)
+    module = inspect.getmodule(defined)
+    whole = isinstance(defined, type) and module is not None
+    return str(inspect.getdoc(module if whole else defined) or "").strip()
+
+
+def list_command(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KIND | NAME",
+            help=(
+                "KIND is methods, data, partitions, models, another kind that the general list has, configs or "
+                "settings; NAME is an entry of any kind."
+            ),
+            autocompletion=suggestions.of_list,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> List:
+    """Show what there is to choose from, one line each; or what one entry declares.
+
+    An entry declares its label in tables, its options with defaults and ranges, and its capabilities; of a method
+    you also see the paper, and how its ambiguities were read.
+    """
+    given = refuse_surplus(ctx, words, 1, "list [KIND | NAME]")
+    return List(what=given[0] if given else None, as_json=as_json)
+
+
+COMMAND = Described(
+    "list",
+    list_command,
+    "[KIND | NAME] [--json]",
+    "what there is to choose from; KIND is methods, data, partitions, models, configs, settings; NAME is one of these",
+    [
+        ("Every kind", "list"),
+        ("Every setting, with its default and range", "list settings"),
+        ("What IFCA declares: its options, and how its paper was read", "list ifca"),
+        ("All methods for another program", "list methods --json"),
+    ],
+)
