@@ -24,6 +24,7 @@ BUILT_IN = (
     "archipelago.strategies",
     "archipelago.data",
     "lightning_modules.networks",
+    "lightning_modules.engines",
     "archipelago.sweeps.samplers",
     "archipelago.sweeps.schedulers",
     "archipelago.experiments.callbacks",

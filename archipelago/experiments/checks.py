@@ -46,11 +46,22 @@ def _check_run_name(name: str | None) -> None:
 
 
 def _check_executor(config: ExperimentSettings) -> None:
-    if config.local.trainer and config.local.executor != "trainer":
-        raise UserError(
-            f"Expected local.executor=trainer beside local.trainer.{next(iter(config.local.trainer))}, got "
-            f"local.executor={config.local.executor}: add it, or leave local.trainer out."
-        )
+    from lightning_modules.engines import ENGINES
+
+    chosen = config.local.executor
+    entry = None if chosen == "auto" else ENGINES.entry(chosen)
+    own = set() if entry is None else {each.name for each in dataclasses.fields(entry.options)}
+    for other in ENGINES.values():
+        plain = other.options()
+        for each in dataclasses.fields(other.options):
+            value = getattr(config.local, each.name)
+            if each.name in own or value == getattr(plain, each.name):
+                continue
+            inside = f".{next(iter(value))}" if isinstance(value, dict) else ""
+            raise UserError(
+                f"Expected local.executor={other.name} beside local.{each.name}{inside}, got "
+                f"local.executor={chosen}: add it, or leave local.{each.name} out."
+            )
 
 
 def _check_fleet(config: ExperimentSettings, env: Mapping[str, str]) -> None:
@@ -238,11 +249,10 @@ def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], clas
         return
     import torch
 
-    from lightning_modules.networks import NETWORKS, default_network
+    from lightning_modules.networks import build_network
 
-    name = default_network(input_shape, classes) if config.model.name == "auto" else config.model.name
     with torch.device("meta"):  # shapes alone: no memory, no random draw
-        network = NETWORKS.find(name)(input_shape, 1 if classes is None else classes, config.model)
+        network = build_network(config.model, input_shape, classes)
     if config.model.head:
         from lightning_modules.base import checked_head
 

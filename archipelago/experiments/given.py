@@ -70,6 +70,7 @@ _CHOOSES = {
     "sampler": ("sampler",),
     "scheduler": ("scheduler",),
     "clustering": ("clustering rule",),  # an option of several methods
+    "local.executor": ("engine",),
     "callbacks": ("callback",),
     "loggers": ("logger",),
 }
