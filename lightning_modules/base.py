@@ -23,7 +23,8 @@ from archipelago.core.registry import nearest
 from archipelago.core.settings import LocalSettings, ModelSettings
 from archipelago.core.targets import construct, load_class
 from lightning_modules.engines.objective import default_losses
-from lightning_modules.networks import NETWORKS, default_network
+from lightning_modules.flat import derived_head
+from lightning_modules.networks import build_network
 
 
 class FederatedModule(lightning.LightningModule):
@@ -51,11 +52,16 @@ class FederatedModule(lightning.LightningModule):
 
     def head_modules(self) -> tuple[str, ...]:
         """Names of the submodules that the papers call the head (the fully-connected layers)."""
-        return tuple(f"network.{name}" for name in self.network.head)  # type: ignore[union-attr]
+        return tuple(f"network.{name}" for name in self._head())
 
     def classifier_module(self) -> str:
         """Name of the last layer, whose weight matrix the papers cluster on."""
-        return f"network.{self.network.classifier}"
+        return "".join(f"network.{name}" for name in self._head()[-1:])
+
+    def _head(self) -> tuple[str, ...]:
+        """What the network says, else its fully-connected layers at the end."""
+        said = getattr(self.network, "head", None)
+        return said if isinstance(said, tuple) else derived_head(self.network)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """One step's objective: the mean loss, with what the method adds to it."""
@@ -87,8 +93,7 @@ def build_module(
         if model.target is not None:
             module = _build_target(model.target, local=local, input_shape=input_shape, classes=classes)
         else:
-            name = default_network(input_shape, classes) if model.name == "auto" else model.name
-            network = NETWORKS.find(name)(input_shape, 1 if classes is None else classes, model)
+            network = build_network(model, input_shape, classes)
             module = FederatedModule(network, classes=classes, local=local)
     if model.head:
         module.chosen_head = checked_head(module, model.head)  # type: ignore[assignment]  # read by FlatModel

@@ -10,23 +10,26 @@ Weights are drawn by PyTorch's own initialisers from its global generator: build
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archipelago.core.errors import UserError
-from archipelago.core.settings import ModelSettings
+from archipelago.core.settings import setting
 from lightning_modules import networks_residual  # noqa: F401  (registers its networks)
 from lightning_modules.networks_base import (
     NETWORKS,
+    DefaultFor,
     Network,
+    build_network,
     check_images,
     check_samples,
     default_network,
 )
 
-__all__ = ["NETWORKS", "Network", "default_network"]
+__all__ = ["NETWORKS", "DefaultFor", "Network", "build_network", "default_network"]
 
 
 def pooled(x: Tensor) -> Tensor:
@@ -76,13 +79,14 @@ class MLP(Network):
 
 
 @NETWORKS.register("linear", "one linear layer with bias: softmax regression")
-def linear(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+def linear(input_shape: tuple[int, ...], outputs: int) -> Network:
     check_samples("linear", input_shape, outputs)
     return Linear(input_shape, outputs)
 
 
-@NETWORKS.register("linear_regression", "a linear map to one number, without bias (FedSoft, synthetic data)")
-def linear_regression(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+@NETWORKS.register("linear_regression", "a linear map to one number, without bias (FedSoft, synthetic data)",
+                   default_for=[DefaultFor(dimensions=1, classes=1)])  # fmt: skip
+def linear_regression(input_shape: tuple[int, ...], outputs: int) -> Network:
     """Predictions have shape (N, 1), like every other network's with one output."""
     check_samples("linear_regression", input_shape, outputs)
     if outputs != 1:
@@ -93,10 +97,18 @@ def linear_regression(input_shape: tuple[int, ...], outputs: int, settings: Mode
     return Linear(input_shape, 1, bias=False)
 
 
-@NETWORKS.register("mlp", "fully-connected ReLU network with hidden layers of the widths in model.hidden")
-def mlp(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+@dataclass
+class MlpOptions:
+    """`model.hidden=[64,32]`"""
+
+    hidden: list[int] = setting([64], "mlp: widths of the hidden layers", at_least=1)
+
+
+@NETWORKS.register("mlp", "fully-connected ReLU network with hidden layers of the widths in model.hidden",
+                   options=MlpOptions, default_for=[DefaultFor()])  # fmt: skip
+def mlp(input_shape: tuple[int, ...], outputs: int, options: MlpOptions) -> Network:
     check_samples("mlp", input_shape, outputs)
-    hidden = tuple(settings.hidden)
+    hidden = tuple(options.hidden)
     if any(width < 1 for width in hidden):
         raise UserError(
             f"Model 'mlp' expects widths of at least 1 in model.hidden, but it has {list(hidden)}: "
@@ -125,8 +137,9 @@ class CnnDigits(Network):
         return F.relu(self.fc1(x.flatten(1)))
 
 
-@NETWORKS.register("cnn_digits", "small CNN for small images: 3x3 conv 16, pool, fc 64")
-def cnn_digits(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+@NETWORKS.register("cnn_digits", "small CNN for small images: 3x3 conv 16, pool, fc 64",
+                   default_for=[DefaultFor(side=2)])  # fmt: skip
+def cnn_digits(input_shape: tuple[int, ...], outputs: int) -> Network:
     check_images("cnn_digits", input_shape, outputs, smallest=2)
     return CnnDigits(input_shape, outputs)
 
@@ -159,8 +172,9 @@ def _after_two_5x5(side: int) -> int:
     return ((side - 4) // 2 - 4) // 2
 
 
-@NETWORKS.register("cnn_cifar", "LeNet-like CNN of CAM and the thesis for CIFAR-10 and PathMNIST")
-def cnn_cifar(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+@NETWORKS.register("cnn_cifar", "LeNet-like CNN of CAM and the thesis for CIFAR-10 and PathMNIST",
+                   default_for=[DefaultFor(side=16)])  # fmt: skip
+def cnn_cifar(input_shape: tuple[int, ...], outputs: int) -> Network:
     check_images("cnn_cifar", input_shape, outputs, smallest=16)
     return CnnCifar(input_shape, outputs)
 
@@ -189,8 +203,9 @@ class CnnFashion(Network):
         return x.flatten(1)
 
 
-@NETWORKS.register("cnn_fashion", "BatchNorm CNN of CAM and the thesis for Fashion-MNIST and TissueMNIST")
-def cnn_fashion(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+@NETWORKS.register("cnn_fashion", "BatchNorm CNN of CAM and the thesis for Fashion-MNIST and TissueMNIST",
+                   default_for=[DefaultFor(side=16, channels=1)])  # fmt: skip
+def cnn_fashion(input_shape: tuple[int, ...], outputs: int) -> Network:
     check_images("cnn_fashion", input_shape, outputs, smallest=4)
     return CnnFashion(input_shape, outputs)
 
@@ -214,8 +229,9 @@ class CnnFemnist(Network):
         return F.relu(self.fc1(x.flatten(1)))
 
 
-@NETWORKS.register("cnn_femnist", "CNN of FeSEM for FEMNIST: 5x5 convs 32 and 64, fc 248")
-def cnn_femnist(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+@NETWORKS.register("cnn_femnist", "CNN of FeSEM for FEMNIST: 5x5 convs 32 and 64, fc 248",
+                   default_for=[DefaultFor(shape=(1, 28, 28), classes=62)])  # fmt: skip
+def cnn_femnist(input_shape: tuple[int, ...], outputs: int) -> Network:
     check_images("cnn_femnist", input_shape, outputs, smallest=4)
     return CnnFemnist(input_shape, outputs)
 
@@ -240,7 +256,7 @@ class CnnFedEM(Network):
 
 
 @NETWORKS.register("cnn_fedem", "CNN of FedEM for EMNIST and FEMNIST: 5x5 convs 32 and 64, fc 2048")
-def cnn_fedem(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+def cnn_fedem(input_shape: tuple[int, ...], outputs: int) -> Network:
     check_images("cnn_fedem", input_shape, outputs, smallest=16)
     return CnnFedEM(input_shape, outputs)
 
@@ -271,8 +287,9 @@ class CnnCelebA(Network):
         return x.flatten(1)
 
 
-@NETWORKS.register("cnn_celeba", "BatchNorm CNN of FeSEM for CelebA at 84x84: four 3x3 convs of 32")
-def cnn_celeba(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+@NETWORKS.register("cnn_celeba", "BatchNorm CNN of FeSEM for CelebA at 84x84: four 3x3 convs of 32",
+                   default_for=[DefaultFor(shape=(3, 84, 84))])  # fmt: skip
+def cnn_celeba(input_shape: tuple[int, ...], outputs: int) -> Network:
     check_images("cnn_celeba", input_shape, outputs, smallest=16)
     return CnnCelebA(input_shape, outputs)
 
@@ -310,14 +327,15 @@ class CnnLetters(Network):
         return torch.softmax(F.relu(logits), dim=1) if self.published else logits
 
 
-@NETWORKS.register("cnn_letters", "CNN of FedSoft for letters, plain logits: 5x5 convs 32 and 64, fc 512")
-def cnn_letters(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+@NETWORKS.register("cnn_letters", "CNN of FedSoft for letters, plain logits: 5x5 convs 32 and 64, fc 512",
+                   default_for=[DefaultFor(shape=(1, 28, 28), classes=26)])  # fmt: skip
+def cnn_letters(input_shape: tuple[int, ...], outputs: int) -> Network:
     check_images("cnn_letters", input_shape, outputs, smallest=4)
     return CnnLetters(input_shape, outputs)
 
 
 @NETWORKS.register("cnn_letters_published", "cnn_letters with FedSoft's own output: ReLU, then softmax")
-def cnn_letters_published(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+def cnn_letters_published(input_shape: tuple[int, ...], outputs: int) -> Network:
     check_images("cnn_letters_published", input_shape, outputs, smallest=4)
     return CnnLetters(input_shape, outputs, published=True)
 
@@ -351,6 +369,6 @@ class CnnFedSoftCifar(Network):
 
 
 @NETWORKS.register("cnn_fedsoft_cifar", "CNN of FedSoft for CIFAR-10: six 3x3 convs, fc 1024 and 512")
-def cnn_fedsoft_cifar(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+def cnn_fedsoft_cifar(input_shape: tuple[int, ...], outputs: int) -> Network:
     check_images("cnn_fedsoft_cifar", input_shape, outputs, smallest=8)
     return CnnFedSoftCifar(input_shape, outputs)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archipelago.core.settings import ModelSettings
-from lightning_modules.networks_base import NETWORKS, Network, check_images
+from archipelago.core.settings import setting
+from lightning_modules.networks_base import NETWORKS, DefaultFor, Network, check_images
 
 
 class ResidualBlock(nn.Module):
@@ -56,8 +57,9 @@ class ResNetSlim(Network):
         return F.avg_pool2d(x, 4).flatten(1)
 
 
-@NETWORKS.register("resnet_slim", "slim ResNet of FeMAM for CIFAR-100 and Tiny ImageNet")
-def resnet_slim(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+@NETWORKS.register("resnet_slim", "slim ResNet of FeMAM for CIFAR-100 and Tiny ImageNet",
+                   default_for=[DefaultFor(shape=(3, 32, 32), classes=100), DefaultFor(side=64)])  # fmt: skip
+def resnet_slim(input_shape: tuple[int, ...], outputs: int) -> Network:
     check_images("resnet_slim", input_shape, outputs, smallest=25)
     return ResNetSlim(input_shape, outputs)
 
@@ -111,20 +113,29 @@ def _any_channels(first: nn.Conv2d, channels: int) -> nn.Conv2d:
     )
 
 
-@NETWORKS.register("resnet18", "torchvision's ResNet-18; model.norm=group takes GroupNorm for BatchNorm")
-def resnet18(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+@dataclass
+class NormOptions:
+    """`model.norm=group`"""
+
+    norm: str = setting("batch", "resnet18, mobilenet_v2: BatchNorm or GroupNorm", choices=("batch", "group"))
+
+
+@NETWORKS.register("resnet18", "torchvision's ResNet-18; model.norm=group takes GroupNorm for BatchNorm",
+                   options=NormOptions)  # fmt: skip
+def resnet18(input_shape: tuple[int, ...], outputs: int, options: NormOptions) -> Network:
     check_images("resnet18", input_shape, outputs, smallest=8)
-    norm = group_norm if settings.norm == "group" else nn.BatchNorm2d
+    norm = group_norm if options.norm == "group" else nn.BatchNorm2d
     network = _models().resnet18(weights=None, num_classes=outputs, norm_layer=norm)
     network.conv1 = _any_channels(network.conv1, input_shape[0])
     fc1, network.fc = network.fc, nn.Identity()
     return TorchvisionNetwork(network, fc1)
 
 
-@NETWORKS.register("mobilenet_v2", "torchvision's MobileNet-v2 (FedEM's network for CIFAR, not pre-trained)")
-def mobilenet_v2(input_shape: tuple[int, ...], outputs: int, settings: ModelSettings) -> Network:
+@NETWORKS.register("mobilenet_v2", "torchvision's MobileNet-v2 (FedEM's network for CIFAR, not pre-trained)",
+                   options=NormOptions)  # fmt: skip
+def mobilenet_v2(input_shape: tuple[int, ...], outputs: int, options: NormOptions) -> Network:
     check_images("mobilenet_v2", input_shape, outputs, smallest=8)
-    norm = group_norm if settings.norm == "group" else nn.BatchNorm2d
+    norm = group_norm if options.norm == "group" else nn.BatchNorm2d
     network = _models().mobilenet_v2(weights=None, num_classes=outputs, norm_layer=norm)
     network.features[0][0] = _any_channels(network.features[0][0], input_shape[0])
     dropout, fc1 = network.classifier

@@ -94,8 +94,6 @@ class ModelSettings:
 
     name: str = setting("auto", "network (see `list`); auto picks the paper's network for the data set")
     target: str | None = setting(None, "import path of your own LightningModule, as package.module.Class")
-    hidden: list[int] = setting([64], "mlp: widths of the hidden layers", at_least=1)
-    norm: str = setting("batch", "resnet18, mobilenet_v2: BatchNorm or GroupNorm", choices=("batch", "group"))
     head: list[str] = setting(
         [], "submodules that are the head, the last one the classifier (default: what the module says, else its "
         "fully-connected layers at the end)"
@@ -118,7 +116,9 @@ class LocalSettings:
     keep_optimizer: bool = setting(
         True, "keep a client's optimizer state across rounds (False: start afresh)"
     )
-    engine: str = setting("auto", "how steps are run (see `list`): auto is loop on CPU and vmap on GPU")
+    engine: str = setting(
+        "auto", "engine that runs the steps (see `list`), or yours as package.module.Class; auto: by device"
+    )
     normalise: str = setting("batch", "normalise inputs batch by batch, or once per actor (faster, more memory)",
                              choices=("batch", "actor"))  # fmt: skip
 

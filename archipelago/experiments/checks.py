@@ -46,20 +46,21 @@ def _check_run_name(name: str | None) -> None:
 
 
 def _check_engine(config: ExperimentSettings) -> None:
-    """The engine exists, and no option of another one was given."""
     from lightning_modules.engines import ENGINES
 
-    chosen = None if config.local.engine == "auto" else ENGINES.entry(config.local.engine)
-    for entry in ENGINES.values():
-        if entry is not chosen and (given := entry.options_from(config.local)) != entry.options():
-            key = next(
-                each.name
-                for each in dataclasses.fields(given)
-                if getattr(given, each.name) != getattr(entry.options(), each.name)
-            )
+    chosen = config.local.engine
+    entry = None if chosen == "auto" else ENGINES.entry(chosen)
+    own = set() if entry is None else {each.name for each in dataclasses.fields(entry.options)}
+    for other in ENGINES.values():
+        plain = other.options()
+        for each in dataclasses.fields(other.options):
+            value = getattr(config.local, each.name)
+            if each.name in own or value == getattr(plain, each.name):
+                continue
+            inside = f".{next(iter(value))}" if isinstance(value, dict) else ""
             raise UserError(
-                f"Expected local.engine={entry.name} beside local.{key}, got local.engine={config.local.engine}: add "
-                f"it, or leave local.{key} out."
+                f"Expected local.engine={other.name} beside local.{each.name}{inside}, got "
+                f"local.engine={chosen}: add it, or leave local.{each.name} out."
             )
 
 
@@ -248,11 +249,10 @@ def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], clas
         return
     import torch
 
-    from lightning_modules.networks import NETWORKS, default_network
+    from lightning_modules.networks import build_network
 
-    name = default_network(input_shape, classes) if config.model.name == "auto" else config.model.name
     with torch.device("meta"):  # shapes alone: no memory, no random draw
-        network = NETWORKS.find(name)(input_shape, 1 if classes is None else classes, config.model)
+        network = build_network(config.model, input_shape, classes)
     if config.model.head:
         from lightning_modules.base import checked_head
 

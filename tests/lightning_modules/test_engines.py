@@ -6,6 +6,7 @@ import torch
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
+from archipelago.core.schema import composed
 from archipelago.core.settings import LocalSettings, ModelSettings
 from archipelago.strategies.penalties import Proximal
 from lightning_modules.base import build_module
@@ -23,7 +24,7 @@ def setup(name="mlp", target=None, samples=70, **local):
     rng = generator(0, "test samples")
     x = rng.integers(0, 256, (samples, *shape)).astype(np.uint8)
     y = rng.integers(0, 10, samples)
-    model = ModelSettings(name=name, target=target, hidden=[16])
+    model = composed(ModelSettings)(name=name, target=target, hidden=[16])
     made = FlatModel(build_module(model, settings, shape, 10, seed=1))
     return made, Samples(x, y, mean=[0.5] * shape[0], std=[0.5] * shape[0], classes=10)
 
@@ -209,7 +210,9 @@ def test_trainer_options_reach_the_trainer():
     jobs = jobs_for(model, count=1)
     free = results("trainer", model, samples, jobs)[0]
     clipped = next(
-        make_engine("trainer", model, samples, LocalSettings(trainer={"gradient_clip_val": 1e-6})).train(jobs)
+        make_engine(
+            "trainer", model, samples, composed(LocalSettings)(trainer={"gradient_clip_val": 1e-6})
+        ).train(jobs)
     )
     assert np.abs(clipped.model - jobs[0].start).max() < np.abs(free.model - jobs[0].start).max()
 
@@ -283,9 +286,9 @@ def test_trainer_callbacks_must_be_callbacks():
     model, samples = setup()
     with pytest.raises(UserError, match=r"local\.trainer\.callbacks to name a Callback"):
         next(
-            make_engine("trainer", model, samples, LocalSettings(trainer={"callbacks": ["os.getcwd"]})).train(
-                jobs_for(model, count=1)
-            )
+            make_engine(
+                "trainer", model, samples, composed(LocalSettings)(trainer={"callbacks": ["os.getcwd"]})
+            ).train(jobs_for(model, count=1))
         )
 
 

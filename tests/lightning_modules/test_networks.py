@@ -14,9 +14,10 @@ from torch import nn
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import seeded_torch
+from archipelago.core.schema import composed
 from archipelago.core.settings import ModelSettings
 from lightning_modules import networks, networks_base, networks_residual
-from lightning_modules.networks import NETWORKS, Network, default_network, pooled
+from lightning_modules.networks import NETWORKS, Network, build_network, default_network, pooled
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -30,7 +31,7 @@ def one_thread():
 
 def build(name: str, shape: tuple[int, ...], outputs: int, seed: int = 0, **settings: object) -> Network:
     with seeded_torch(seed):
-        return NETWORKS.find(name)(shape, outputs, ModelSettings(name=name, **settings))
+        return build_network(composed(ModelSettings)(name=name, **settings), shape, outputs)
 
 
 def batch(shape: tuple[int, ...], size: int = 3, seed: int = 1) -> torch.Tensor:
@@ -340,9 +341,18 @@ def test_networks_need_nothing_but_torch(module):
     tree = ast.parse(inspect.getsource(module))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    rooms = {name.split(".")[0] for name in imported}
-    allowed = {"__future__", "collections", "math", "typing", "torch", "archipelago", "lightning_modules"}
-    assert rooms <= allowed | ({"torchvision"} if module is networks_residual else set())
+    packages = {name.split(".")[0] for name in imported}
+    allowed = {
+        "__future__",
+        "collections",
+        "dataclasses",
+        "math",
+        "typing",
+        "torch",
+        "archipelago",
+        "lightning_modules",
+    }
+    assert packages <= allowed | ({"torchvision"} if module is networks_residual else set())
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

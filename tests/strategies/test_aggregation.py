@@ -212,7 +212,7 @@ NETWORKS = {  # layers in order, the normalisation that follows each, the shape 
 
 def flat_network(name, seed=0):
     """A network whose BatchNorms are not all alike, as a flat model."""
-    settings = ModelSettings(name=name, hidden=[12, 8])
+    settings = composed(ModelSettings)(name=name, hidden=[12, 8])
     model = FlatModel(build_module(settings, LocalSettings(), NETWORKS[name][2], 10, seed))
     vector = model.vector().copy()
     rng = np.random.default_rng(seed)

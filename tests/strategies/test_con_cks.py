@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from archipelago.core.errors import UserError
+from archipelago.core.schema import composed
 from archipelago.core.settings import ModelSettings
 from archipelago.experiments.config import check_network
 from archipelago.strategies import parse_method
@@ -309,7 +310,7 @@ def test_one_round_of_contrasted_representations_by_hand():
 
 def test_one_round_of_con_and_cks_together_by_hand():
     # y = w2 ReLU(w1 x + b1) + b2: the first layer is the backbone, the second the head. Both fit their data.
-    model = ModelSettings(name="mlp", hidden=[1], head=["fc2"])
+    model = composed(ModelSettings)(name="mlp", hidden=[1], head=["fc2"])
     fleet = scalar_fleet([[(1.0, 1.0)], [(1.0, 1.0)]], lr=0.1, model=model)
     options = {"con": CONOptions(form="para", mu=2.0, tau=1.0), "cks": CKSOptions(lam=0.5)}
     strategy = method_of("fesem+con+cks", fleet, clusters=2, rounds=4, options=options)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from archipelago.core.errors import UserError
+from archipelago.core.schema import composed
 from archipelago.core.settings import AggregationSettings, ModelSettings
 from archipelago.strategies import fedper as module
 from archipelago.strategies.fedper import FedPerOptions, private_columns
@@ -21,7 +22,7 @@ SKEWED = ("data.rotations=1", "partition=n_class", "partition.classes=2")
 
 def two_layers(samples):
     """h relu(w x + b) + c, as the vector (w, b, h, c); h and c are private."""
-    fleet = scalar_fleet(samples, lr=0.1, model=ModelSettings(name="mlp", hidden=[1]))
+    fleet = scalar_fleet(samples, lr=0.1, model=composed(ModelSettings)(name="mlp", hidden=[1]))
     fedper = method_of("fedper", fleet, options=LAST)
     fedper.base.model = np.float32([1.0, 0.0, 1.0, 0.0])
     return fleet, fedper

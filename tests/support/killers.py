@@ -25,7 +25,7 @@ from actors.ray_actors import RayFleet, ServerActor
 from actors.server import Server, ServerSetup
 from archipelago.core.settings import LocalSettings, ModelSettings
 from lightning_modules.base import FederatedModule
-from lightning_modules.networks import NETWORKS
+from lightning_modules.networks import build_network
 
 FOLDER = "ARCHIPELAGO_TEST_FOLDER"
 MODULE = ("model=auto", "model.target=tests.support.killers.MortalModule")
@@ -72,7 +72,7 @@ class MortalModule(FederatedModule):
     """A small network whose process can die in the middle of a training step or of an evaluation."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int | None, local: LocalSettings) -> None:
-        network = NETWORKS.find("linear")(input_shape, classes or 1, ModelSettings())
+        network = build_network(ModelSettings(name="linear"), input_shape, classes)
         super().__init__(network, classes=classes, local=local)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
