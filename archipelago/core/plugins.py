@@ -124,6 +124,8 @@ def _imported(name: str, what: str) -> ModuleType:
     here = os.getcwd()  # noqa: PTH109  (a text, as sys.path holds)
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # last: a folder of the user's cannot hide an installed package
+    if not is_ours(name):  # it may import lightning, and need not know what that needs here
+        importlib.import_module("archipelago.core.torchvision_operators")
     try:
         return importlib.import_module(name)
     except UserError:
