@@ -253,8 +253,8 @@ def _with_options(section: type[Any], kinds: tuple[type, ...]) -> type[Any]:
                 known = next(f for f in dataclasses.fields(other) if f.name == each.name)
                 if (_hints(other)[each.name], _default(known), dict(known.metadata)) != described:
                     raise UserError(
-                        f"Expected the option '{each.name}' of {_title(kind)} to have the type, default and "
-                        f"description that it has in {_title(other)}: inherit from that, or give the option another name."
+                        f"Expected the option '{each.name}' of {_title(kind)} to have the type, default "
+                        f"and description it has in {_title(other)}: inherit from that, or give the option another name."
                     )
                 continue
             owners[each.name] = kind

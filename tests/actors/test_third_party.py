@@ -100,7 +100,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
 
 
 def test_engine_by_import_path_trains_and_has_options_of_its_own(mine: str) -> None:
-    engine = f"local.executor={mine}.ClippingEngine"
+    engine = f"local.engine={mine}.ClippingEngine"
     plain, same = session_of("method=ifca+cam"), session_of("method=ifca+cam", engine)
     assert outcome(same, run(same, 2)) == outcome(plain, run(plain, 2))
     clipped = session_of("method=ifca+cam", engine, "local.clip=0.01")
@@ -112,17 +112,17 @@ def test_engine_by_import_path_trains_and_has_options_of_its_own(mine: str) -> N
 
 def test_engine_that_is_none_is_refused_with_a_sentence(mine: str) -> None:
     with pytest.raises(UserError, match=rf"Expected engine '{mine}\.NoEngine' to be a subclass of Engine"):
-        config_of(f"local.executor={mine}.NoEngine")
+        config_of(f"local.engine={mine}.NoEngine")
     with pytest.raises(UserError, match=r"Unknown engine 'lop'. Did you mean 'loop'\?"):
-        config_of("local.executor=lop")
+        config_of("local.engine=lop")
 
 
 def test_engine_option_is_refused_beside_another_engine(mine: str) -> None:
     ENGINES.entry(f"{mine}.ClippingEngine")
     with pytest.raises(
-        UserError, match=rf"Expected local.executor={mine}.ClippingEngine beside local.clip, got"
+        UserError, match=rf"Expected local.engine={mine}.ClippingEngine beside local.clip, got"
     ):
-        config_of("local.clip=0.5", "local.executor=loop")
+        config_of("local.clip=0.5", "local.engine=loop")
 
 
 def test_network_by_import_path_is_a_plain_torch_module_with_a_head(mine: str) -> None:
@@ -152,7 +152,7 @@ def test_network_that_makes_no_module_is_refused_with_a_sentence(mine: str) -> N
 def test_third_party_engine_and_network_on_ray_give_the_bits_of_this_process(tmp_path: Path) -> None:
     (tmp_path / "mine_on_ray.py").write_text(MINE.replace("NAME", "wide_on_ray"))
     settings = [
-        "local.executor=mine_on_ray.ClippingEngine", "local.clip=0.5", "model=mine_on_ray.two_layers",
+        "local.engine=mine_on_ray.ClippingEngine", "local.clip=0.5", "model=mine_on_ray.two_layers",
         "method=ifca", "clients=4", "clusters=2", "rounds=2", "local.steps=2", "storage=runs",
     ]  # fmt: skip
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
