@@ -254,7 +254,7 @@ def _with_options(section: type[Any], kinds: tuple[type, ...]) -> type[Any]:
                 if (_hints(other)[each.name], _default(known), dict(known.metadata)) != described:
                     raise UserError(
                         f"Expected the option '{each.name}' of {_title(kind)} to have the type, default "
-                        f"and description it has in {_title(other)}: inherit from that, or give the option another name."
+                        f"and description it has in {_title(other)}: inherit from that, or choose another name."
                     )
                 continue
             owners[each.name] = kind

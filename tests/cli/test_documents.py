@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = (
     *("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "DECISIONS.md", "CHANGELOG.md"),
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("results/*.md")),
+    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("examples/*/README.md")),
 )
 DOOR = "python -m platform.launch"
 STANDARD = "python -m platform"  # the module of that name that Python has
@@ -67,7 +68,8 @@ def smaller(arguments: list[str], storage: Path) -> list[str]:
 
 def test_no_kind_of_command_is_left_out():
     known = (DOOR, STANDARD, BENCHMARKS, "make", "ray job submit", "ray start --head", "ray get-auth-token",
-             "export RAY_AUTH_MODE")  # fmt: skip
+             "export RAY_AUTH_MODE", "archipelago plugins=[my_method]", "cd examples/own_method",
+             "python -m pytest")  # fmt: skip
     assert [line for _, line in commands() if not line.startswith(known)] == []
     assert ("README.md", f"{BENCHMARKS} partition") in commands()  # which stands in a sentence
     assert {line for _, line in commands() if line.startswith("make")} >= {"make run", "make test"}
@@ -215,15 +217,32 @@ def test_resume_and_open_as_the_readme_shows(tmp_path, monkeypatch, capsys):
     exec(compile(code, "README.md", "exec"), {})
 
 
+@pytest.mark.parametrize("line", of("archipelago"))
+def test_own_method_runs_as_the_documents_show(line, tmp_path, monkeypatch, capsys):
+    """In its folder, as a user would; tests/test_package.py starts the installed command."""
+    monkeypatch.chdir(ROOT / "examples" / "own_method")
+    assert archipelago.cli.main.main(smaller(shlex.split(line)[1:], tmp_path)) == 0
+    assert "Sticky IFCA" in capsys.readouterr().out
+
+
+def test_python_as_the_readme_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = [block for _, block in commands("python") if "ar.sweep" in block]
+    in_process = 'rounds=1, fleet={"backend": "in_process"}'
+    names = {}
+    exec(compile(re.sub(r"rounds=\d+", in_process, code), "README.md", "exec"), names)
+    assert names["run"].status.state == "finished" and len(names["sweep"].runs) == 4
+
+
 def test_arrays_of_ones_own_as_the_readme_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ARCHIPELAGO_CACHE", str(tmp_path / "cache"))
     (code,) = [block for _, block in commands("python") if "use_arrays" in block]
     lines = [line for line in code.splitlines() if line.strip() and "import" not in line]
     assert len(lines) <= 10
-    more = '"fleet.backend=in_process", "local.steps=1", "name=my-arrays"'
+    more = 'fleet={"backend": "in_process"}, local={"steps": 1}, name="my-arrays"'
     try:
-        exec(compile(code.replace('"name=my-arrays"', more), "README.md", "exec"), {})
+        exec(compile(code.replace('name="my-arrays"', more), "README.md", "exec"), {})
         DATASETS.remove("mine")
         assert archipelago.cli.main.main(["partition", "data=mine", "partition=natural", "clients=6"]) == 0
     finally:
