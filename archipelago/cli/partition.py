@@ -36,8 +36,8 @@ class Partition(Request):
         address = partition_address(config)
         with writable(address) as (path, _):
             write_partition(config, path)
+            from archipelago.reports.drawing_federation import draw_federation
             from archipelago.reports.federation import describe
-            from archipelago.reports.federation_figures import draw_federation
 
             rows = [*describe(path), *held_out_clients(config)]
             print_table(f"Partition {config.partition.name}, seed {config.seed}", rows)

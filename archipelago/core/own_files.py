@@ -31,7 +31,7 @@ _FOLDERS = {  # folder in the run directory -> files in it
     "models": r".+\.safetensors",
     "parts": rf"(clients|assignments)-{_ROUND}\.parquet",
     "records": rf"({_NUMBERED.pattern}|examples\.safetensors)",
-    "report": r"(table\.(md|tex|csv)|report\.html)",
+    "report": r"(table\.(md|tex|csv)|references\.bib|report\.html)",
     "report/figures": r".+\.(png|svg)",
     "csv": r"(metrics\.csv|hparams\.yaml)",
     "tensorboard": r"(events\.out\.tfevents\..+|hparams\.yaml)",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from archipelago.core.citations import bibtex
 from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
 from archipelago.core.program import program
@@ -112,20 +113,10 @@ def build_report(request: ReportRequest, labels: Labels = registered_labels) -> 
             f"Cannot write the report into {folder} ({error.strerror}): choose another folder with out=..."
         )
         raise UserError(message) from error
-    title, overview = page_title(groups, request.paths), result_figures(groups, tables)
-    for detailed in (DETAILED, DETAILED // 2, 1, 0):  # as many as fit
-        figures, notes = collect_figures(groups, tables, overview, detailed)
-        text = page(title, groups, tables, figures, notes)
-        if len(text) < _LARGEST_PAGE:
-            break
-    warning = ""
-    if len(text) >= _LARGEST_PAGE:
-        warning = (
-            f"The page has {len(text) / 1e6:.1f} MB with no run shown from the inside: browsers may be slow with it; "
-            "ask for fewer runs at a time."
-        )
-        text = page(title, groups, tables, figures, [*notes, warning])
+    figures, text, warning = _page_that_fits(groups, tables, request.paths)
     texts = {"table.md": markdown(tables), "table.tex": latex(tables), "table.csv": as_csv(tables)}
+    if cited := _cited(tables):
+        texts["references.bib"] = bibtex(cited)
     texts["report.html"] = text
     for name, text in texts.items():
         write_whole(folder / name, text, durable=False)
@@ -144,6 +135,29 @@ def _refuse_link(folder: Path) -> None:
                 f"Expected {path} to be a folder of its own, got a symbolic link to {path.readlink()}, where files "
                 "would be overwritten: remove the link, or choose a folder with out=..."
             )
+
+
+def _page_that_fits(
+    groups: Sequence[Group], tables: Sequence[Table], paths: Sequence[str]
+) -> tuple[list[Figure], str, str]:
+    """(figures, the page with them, a warning): as many runs are shown from the inside as a browser can bear."""
+    title, overview = page_title(groups, paths), result_figures(groups, tables)
+    for detailed in (DETAILED, DETAILED // 2, 1, 0):
+        figures, notes = collect_figures(groups, tables, overview, detailed)
+        text = page(title, groups, tables, figures, notes)
+        if len(text) < _LARGEST_PAGE:
+            return figures, text, ""
+    warning = (
+        f"The page has {len(text) / 1e6:.1f} MB with no run shown from the inside: browsers may be slow with it; "
+        "ask for fewer runs at a time."
+    )
+    return figures, page(title, groups, tables, figures, [*notes, warning]), warning
+
+
+def _cited(tables: Sequence[Table]) -> list[str]:
+    """The keys of the works whose numbers stand in the tables."""
+    cells = (cell for table in tables for row in table.rows for cell in row.cells.values())
+    return sorted({cell.published.source for cell in cells if cell.published is not None})
 
 
 def _for_papers(figures: Sequence[Figure], asked: str) -> list[Figure]:

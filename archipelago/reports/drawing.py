@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archipelago.reports.federation_figures import FORMATS, save
-from archipelago.reports.figures import PALETTE, Figure
+from archipelago.core.files import whole_file
+from archipelago.reports.figures import Figure
+from archipelago.reports.palette import FAINT, INK, PALETTE, color, scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _WORTH_A_PROCESS = 20  # figures: as long to draw as an interpreter takes to start
 _DASHES = ("-", "--", ":", "-.")
 _MARKERS = "osD^vPX*ph"
-_GREY = "#9aa3af"
+FORMATS = ("png", "svg")
 Data = Mapping[str, Any]
 
 
@@ -77,11 +78,23 @@ def _draw_files(figure: Figure, folder: Path) -> None:
 
 def draw(figure: Figure) -> Drawn:
     """One figure, as matplotlib knows it."""
-    return _KINDS[figure.kind](figure.data)
+    drawn = _KINDS[figure.kind](figure.data)
+    if figure.data.get("heading"):
+        drawn.suptitle(figure.data["heading"], fontsize=11, color=INK, x=0.01, ha="left")
+    return drawn
 
 
-def _color(at: int) -> str:
-    return _GREY if at < 0 else PALETTE[at % len(PALETTE)]
+def save(drawn: Drawn, path: Path) -> None:
+    """Write a figure, all or nothing; equal figures give equal bytes."""
+    from matplotlib import rc_context
+
+    kind = path.suffix[1:]
+    nothing = {"Date": None} if kind == "svg" else {"Software": None}
+    with (
+        rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}),
+        whole_file(path, durable=False) as file,
+    ):
+        drawn.savefig(file, format=kind, dpi=160, metadata=nothing, facecolor="white")
 
 
 def _new(
@@ -109,13 +122,13 @@ def _lines(data: Data) -> Drawn:
     drawn, (axes,) = _new()
     for series in data["series"]:
         dash = _DASHES[(series["dash"] + max(series["color"], 0) // len(PALETTE)) % len(_DASHES)]
-        x, y, color = series["x"], _floats(series["y"]), _color(series["color"])
-        axes.plot(x, y, dash, color=color, label=series["name"], linewidth=1.6)
+        x, y, paint = series["x"], _floats(series["y"]), color(series["color"])
+        axes.plot(x, y, dash, color=paint, label=series["name"], linewidth=1.6)
         if series["low"] is not None:
             low, high = _floats(series["low"]), _floats(series["high"])
-            axes.fill_between(x, low, high, color=color, alpha=0.16, linewidth=0)
+            axes.fill_between(x, low, high, color=paint, alpha=0.16, linewidth=0)
         for mark in series["marks"]:
-            axes.axvline(mark, color=color, linestyle=":", linewidth=1)
+            axes.axvline(mark, color=paint, linestyle=":", linewidth=1)
     axes.set(xlabel=data["x"], ylabel=data["y"])
     axes.grid(alpha=0.25)
     _legend(axes, [series["name"] for series in data["series"]])
@@ -131,7 +144,7 @@ def _stack(data: Data) -> Drawn:
     if not data["bars"]:
         drawn, (axes,) = _new()
         axes.stackplot(data["at"], [series["y"] for series in data["series"]], step="post", alpha=0.85,
-                       colors=[_color(series["color"]) for series in data["series"]],
+                       colors=[color(series["color"]) for series in data["series"]],
                        labels=[series["name"] for series in data["series"]])  # fmt: skip
         axes.set(xlabel=data["x"], ylabel=data["y"])
         _legend(axes, [series["name"] for series in data["series"]])
@@ -142,8 +155,8 @@ def _stack(data: Data) -> Drawn:
     for series in data["series"]:
         values = np.asarray(_floats(series["y"]))
         look: dict[str, Any] = {
-            "color": _color(series["color"]),
-            "alpha": 0.55 if series["color"] >= len(PALETTE) else 1.0,
+            "color": color(series["color"]),
+            "alpha": FAINT if series["color"] >= len(PALETTE) else 1.0,
         }
         if many:
             axes.bar(range(len(names)), values, 1.0, bottom=base, label=series["name"], **look)
@@ -165,14 +178,10 @@ def _bars(data: Data) -> Drawn:
     drawn, (axes,) = _new(6.4, 1.0 + 0.34 * len(names))
     places = range(len(names))
     values, errors, published = (_floats(data[key]) for key in ("values", "errors", "published"))
-    axes.barh(places, values, 0.65, color=[_color(at) for at in data["colors"]])
-    axes.errorbar(
-        values, places, xerr=np.nan_to_num(errors), fmt="none", ecolor="#222222", capsize=3, linewidth=1
-    )
+    axes.barh(places, values, 0.65, color=[color(at) for at in data["colors"]])
+    axes.errorbar(values, places, xerr=np.nan_to_num(errors), fmt="none", ecolor=INK, capsize=3, linewidth=1)
     if any(np.isfinite(published)):
-        axes.plot(
-            published, places, "D", markerfacecolor="white", markeredgecolor="#222222", label="published"
-        )
+        axes.plot(published, places, "D", markerfacecolor="white", markeredgecolor=INK, label="published")
         axes.legend(fontsize=8, frameon=False)
     axes.set_xlim(*data["range"])
     axes.set_yticks(list(places), names, fontsize=8)
@@ -187,9 +196,9 @@ def _spread(data: Data) -> Drawn:
     for at, each in enumerate(series):
         values = np.asarray(_floats(each["values"]))
         axes.boxplot(values, positions=[at], orientation="horizontal", widths=0.5, showfliers=False, patch_artist=True,
-                     boxprops={"facecolor": f"{_color(each['color'])}44", "edgecolor": _color(each["color"])},
-                     medianprops={"color": "#222222"})  # fmt: skip
-        axes.plot(values, np.full(len(values), at), "|", color=_color(each["color"]), alpha=0.5, markersize=7)
+                     boxprops={"facecolor": f"{color(each['color'])}44", "edgecolor": color(each["color"])},
+                     medianprops={"color": INK})  # fmt: skip
+        axes.plot(values, np.full(len(values), at), "|", color=color(each["color"]), alpha=0.5, markersize=7)
     axes.set_yticks(range(len(series)), [each["name"] for each in series], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(data["y"])
@@ -213,11 +222,11 @@ def _flow(data: Data) -> Drawn:
         source, target, count = data["nodes"][link["source"]], data["nodes"][link["target"]], link["count"]
         x = np.linspace(source["column"] + width, target["column"] - width, 30)
         low = out[link["source"]] + (into[link["target"]] - out[link["source"]]) * bend
-        axes.fill_between(x, low, low + count, color=_color(source["color"]), alpha=0.4, linewidth=0)
+        axes.fill_between(x, low, low + count, color=color(source["color"]), alpha=0.4, linewidth=0)
         out[link["source"]] += count
         into[link["target"]] += count
     for node, bottom in zip(data["nodes"], bottoms, strict=True):
-        axes.bar(node["column"], node["size"], 2 * width, bottom=bottom, color=_color(node["color"]))
+        axes.bar(node["column"], node["size"], 2 * width, bottom=bottom, color=color(node["color"]))
         if node["column"] in (0, columns - 1):
             left = node["column"] == 0
             x, y = node["column"] + (-1.5 if left else 1.5) * width, bottom + node["size"] / 2
@@ -236,11 +245,11 @@ def _scatter(data: Data) -> Drawn:
     rows = -(-len(panels) // columns)
     drawn, axes = _new(3.3 * columns, 3.1 * rows, rows, columns)
     for each, panel in zip(axes, panels, strict=False):
-        color, symbol = np.asarray(panel["color"]), np.asarray(panel["symbol"])
+        cluster, symbol = np.asarray(panel["color"]), np.asarray(panel["symbol"])
         x, y = np.asarray(_floats(panel["x"])), np.asarray(_floats(panel["y"]))
         for group in np.unique(symbol):
             mine = symbol == group
-            colors = [_color(int(at)) for at in color[mine]]
+            colors = [color(int(at)) for at in cluster[mine]]
             marker = _MARKERS[int(group) % len(_MARKERS)]
             each.scatter(x[mine], y[mine], s=26, c=colors, linewidths=0.4, edgecolors="white", marker=marker)
         each.set_title(panel["title"], fontsize=9)
@@ -252,7 +261,7 @@ def _scatter(data: Data) -> Drawn:
 
 
 def _heatmap(data: Data) -> Drawn:
-    from matplotlib.colors import LinearSegmentedColormap, ListedColormap
+    from matplotlib.colors import ListedColormap
 
     z = np.asarray(data["z"], np.float64)
     columns = z.shape[1]
@@ -262,9 +271,8 @@ def _heatmap(data: Data) -> Drawn:
         axes.imshow(shown, cmap=ListedColormap(PALETTE), vmin=-0.5, vmax=len(PALETTE) - 0.5, aspect="auto",
                     interpolation="nearest")  # fmt: skip
     else:
-        scale = LinearSegmentedColormap.from_list("islands", ["#f3ecdf", "#9ccfc9", "#3f86b5", "#1f2f6b"])
         low, high = data.get("range") or (z.min(), 1 if data["title"] == "cosine" else z.max())
-        image = axes.imshow(z, cmap=scale, vmin=low, vmax=high, aspect="equal", interpolation="nearest")
+        image = axes.imshow(z, cmap=scale(), vmin=low, vmax=high, aspect="equal", interpolation="nearest")
         drawn.colorbar(image, ax=axes, label=data["title"], shrink=0.85)
     if "cuts" in data:
         for column in range(1, columns):
@@ -304,7 +312,14 @@ def _images(data: Data) -> Drawn:
     return drawn
 
 
+def _holdings(data: Data) -> Drawn:
+    from archipelago.reports.drawing_federation import draw_holdings
+
+    return draw_holdings(data)
+
+
 _KINDS: dict[str, Callable[[Data], Drawn]] = {
+    "holdings": _holdings,
     "lines": _lines,
     "stack": _stack,
     "bars": _bars,

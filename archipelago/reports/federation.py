@@ -19,7 +19,7 @@ from archipelago.core.errors import UserError
 Numbers = NDArray[Any]
 
 SHOWN = 400  # clients that a figure can show; of more, evenly chosen ones are drawn
-COMPARED = 500  # clients whose pairs are compared for the figures in words
+COMPARED = 500  # clients whose pairs are compared for the description in words
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +32,12 @@ class Described:
 
     @property
     def groups(self) -> Numbers | None:
-        """The planted group of each client."""
+        """The ground-truth group of each client."""
         return self.clients.get("group")
 
     @property
-    def planted(self) -> list[str]:
-        """Columns of `clients` with planted groups, coarsest first; empty where nothing is planted."""
+    def ground_truth(self) -> list[str]:
+        """Columns of `clients` with ground-truth groups, coarsest first; empty where there are none."""
         levels = [name for name in self.clients if name.startswith("level_")]
         return levels or (["group"] if self.groups is not None else [])
 
@@ -56,7 +56,7 @@ class Described:
 
     @cached_property
     def order(self) -> Numbers:
-        """Clients as figures show them: by planted group, then by number."""
+        """Clients as figures show them: by ground-truth group, then by number."""
         count = self.facts["clients"]
         return np.arange(count) if self.groups is None else np.argsort(self.groups, kind="stable")
 
@@ -109,7 +109,7 @@ def distances(counts: Numbers) -> NDArray[np.float64]:
 def alikeness(
     described: Described, most: int = SHOWN
 ) -> tuple[Numbers, NDArray[np.float64], tuple[str, ...]]:
-    """(clients, by planted group and evenly chosen of many; how alike any two are; what was compared).
+    """(clients, by ground-truth group and evenly chosen of many; how alike any two are; what was compared).
 
     One minus the distance of what they train on: 1 alike, 0 nothing in common. Nothing is compared, and no client
     told from another, where targets are real numbers of one source.
@@ -121,7 +121,7 @@ def alikeness(
 
 
 def divergence(described: Described, by: str = "label") -> dict[str, float | None]:
-    """Mean distance of pairs of clients: of all, of pairs in different planted groups, in the same one."""
+    """Mean distance of pairs of clients: of all, of pairs in different ground-truth groups, in the same one."""
     chosen = _some(np.arange(described.facts["clients"]), COMPARED)
     apart = distances(described.table(by=by)[chosen])
     pairs = ~np.eye(len(chosen), dtype=bool)
@@ -131,11 +131,11 @@ def divergence(described: Described, by: str = "label") -> dict[str, float | Non
     def mean(which: NDArray[np.bool_]) -> float | None:
         return float(apart[which].mean()) if which.any() else None
 
-    planted = described.groups is not None
+    grouped = described.groups is not None
     return {
         "all": mean(pairs),
-        "between": mean(~same) if planted else None,
-        "within": mean(same & pairs) if planted else None,
+        "between": mean(~same) if grouped else None,
+        "within": mean(same & pairs) if grouped else None,
     }
 
 
@@ -160,7 +160,7 @@ def describe(path: str | Path) -> list[tuple[str, str]]:
         rows.append(("classes per client", _spread((described.table() > 0).sum(axis=1))))
     if facts["sources"] > 1:
         rows.append(("sources per client", _spread((described.table(by="source") > 0).sum(axis=1))))
-    rows += _planted(described)
+    rows += _ground_truth(described)
     if facts["classes"] is not None:
         rows.append(("label divergence", _divergence(described, "label")))
     if facts["sources"] > 1:
@@ -172,13 +172,13 @@ def describe(path: str | Path) -> list[tuple[str, str]]:
     return rows
 
 
-def _planted(described: Described) -> list[tuple[str, str]]:
+def _ground_truth(described: Described) -> list[tuple[str, str]]:
     if described.groups is None:
-        return [("planted groups", "none")]
-    names, rows = described.planted, []
+        return [("ground-truth groups", "none")]
+    names, rows = described.ground_truth, []
     for number, name in enumerate(names):
         sizes = np.bincount(described.clients[name])
-        title = "planted groups" if len(names) == 1 else f"planted groups, level {number + 1}"
+        title = "ground-truth groups" if len(names) == 1 else f"ground-truth groups, level {number + 1}"
         rows.append((title, f"{len(sizes)}, of {_some_numbers(sizes.tolist(), 'clients')}"))
     return rows
 

@@ -13,32 +13,21 @@
 | heatmap | `z`; `x`, `y` labels; `edges` between blocks; `title` of the scale; `names` if values are categories; |
 |         | for some: fixed `range` of the scale; `blocks` (at, name) to be named at the edge; |
 |         | `cuts` (column, row): lines beneath a cell, in its column alone |
+| holdings | a stack of bars by client, with `strips` of ground-truth groups and `shares` of sources for files   |
 | images  | `rows` of name, about, image (PNG as base64), width, height |
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-# Ten colours that differ in lightness too; the page has the same.
-PALETTE = (
-    "#3b7dd8",
-    "#e07b2a",
-    "#2f9e6e",
-    "#c2478b",
-    "#8468d0",
-    "#a8861a",
-    "#1d9fb0",
-    "#cf4a4a",
-    "#6f8296",
-    "#7f9f2f",
-)
+from archipelago.core.registry import Registry
 
 SECTIONS = {
     "results": "Results",
@@ -50,13 +39,7 @@ SECTIONS = {
 }
 
 
-# The order of families on the page.
-FAMILIES = (
-    "convergence", "bars", "clients", "sizes", "planted", "flow", "map", "centres", "cosine", "examples",
-    "weights-rounds", "weights-clients",
-    "distributions-rounds", "distributions", "levels", "work", "time", "communication", "labels",
-    "similarity",
-)  # fmt: skip
+FEW = 4  # runs on a page that can show everything
 
 
 @dataclass(frozen=True)
@@ -75,6 +58,48 @@ class Figure:
     def name(self) -> str:
         """What its files are called."""
         return "-".join([self.family, *(slug(value) for value in self.choice.values())])
+
+
+Maker = Callable[..., list[Figure]]
+
+
+class FigureRegistry(Registry[Maker]):
+    """The figures that there are, in their order on the page.
+
+    A maker of one run (`of="run"`) is a function of a `RunFiles` and of how many runs share the page, one of a
+    comparison (`of="problem"`) of a `Problem`; both return what the files can show, which may be nothing.
+    `families` are those of the figures it returns, `wide` the ones that take the page's whole width.
+    """
+
+    def register(  # type: ignore[override]  # of a figure, capabilities are known
+        self,
+        name: str,
+        about: str = "",
+        *,
+        label: str = "",
+        of: str = "run",
+        families: Sequence[str] = (),
+        wide: Sequence[str] = (),
+    ) -> Callable[[Maker], Maker]:
+        """Decorator: a function that makes figures."""
+        return super().register(
+            name, about, label=label, of=of, families=tuple(families) or (name,), wide=tuple(wide)
+        )
+
+    def of(self, what: str) -> dict[str, Maker]:
+        """The makers of one run, or of a comparison, by name."""
+        return {name: entry.value for name, entry in self.items() if entry.capabilities["of"] == what}
+
+    def families(self) -> list[str]:
+        """All families, in the order of the page."""
+        return [family for entry in self.values() for family in entry.capabilities["families"]]
+
+    def wide(self) -> set[str]:
+        """The families that take the whole width."""
+        return {family for entry in self.values() for family in entry.capabilities["wide"]}
+
+
+FIGURES = FigureRegistry("figure")
 
 
 def slug(text: str) -> str:

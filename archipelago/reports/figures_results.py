@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 
 from archipelago.core.vocabulary import Column, Vocabulary, merged
 from archipelago.reports.costs import model_size
-from archipelago.reports.figures import Figure, numbers, short
+from archipelago.reports.figures import FIGURES, Figure, numbers, short
 from archipelago.reports.groups import Group, by_block, mean, std
 from archipelago.reports.runs import RunFiles
 from archipelago.reports.tables import Cell, Table
@@ -21,21 +23,41 @@ _MOST_POINTS = 101  # values that stand for the clients of a group
 _STAGES = 6  # stages of a round with a colour of their own
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What a comparison is drawn from: the groups with runs that solve one problem, and their table."""
+
+    title: str
+    groups: Sequence[Group]
+    table: Table
+    columns: Sequence[str]  # that any of their runs measured
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What all of them call things."""
+        return merged(group.vocabulary for group in self.groups)
+
+    @cached_property
+    def colors(self) -> dict[int, int]:
+        """id of a group -> its place in the palette."""
+        return {id(group): at for at, group in enumerate(self.groups)}
+
+
 def result_figures(groups: Sequence[Group], tables: Sequence[Table]) -> list[Figure]:
     """Everything that compares groups, problem by problem."""
-    figures = []
-    for problem, members in by_block(groups).items():
+    makers = FIGURES.of("problem").values()
+    return [figure for problem in problems(groups, tables) for maker in makers for figure in maker(problem)]
+
+
+def problems(groups: Sequence[Group], tables: Sequence[Table]) -> list[Problem]:
+    """The problems that any run has begun to solve."""
+    found = []
+    for title, members in by_block(groups).items():
         with_runs = [group for group in members if any(run.metrics for run in group.runs)]
-        if not with_runs:
-            continue
-        colors = {id(group): at for at, group in enumerate(with_runs)}
-        for each in _vocabulary(with_runs).curves(_measured(with_runs)):
-            figures += _convergence(problem, with_runs, each, colors)
-        (table,) = [table for table in tables if table.title == problem]
-        figures += _bars(problem, table, colors)
-        figures += _clients(problem, with_runs, colors)
-        figures += _cost(problem, with_runs, colors)
-    return figures
+        if with_runs:
+            (table,) = [table for table in tables if table.title == title]
+            found.append(Problem(title, with_runs, table, _measured(with_runs)))
+    return found
 
 
 def title_of(group: Group) -> str:
@@ -47,10 +69,6 @@ def _measured(groups: Sequence[Group]) -> list[str]:
     return list(
         dict.fromkeys(name for group in groups for run in group.runs for row in run.metrics for name in row)
     )
-
-
-def _vocabulary(groups: Sequence[Group]) -> Vocabulary:
-    return merged(group.vocabulary for group in groups)
 
 
 def curve(group: Group, name: str) -> dict[str, Any] | None:
@@ -71,9 +89,17 @@ def _in_all(values: Sequence[Mapping[int, float]]) -> dict[int, list[float]]:
     return {number: [found[number] for found in known] for number in rounds}
 
 
-def _convergence(problem: str, groups: Sequence[Group], each: Column, colors: dict[int, int]) -> list[Figure]:
+@FIGURES.register(
+    "convergence", "metrics over rounds", label="Convergence", of="problem", wide=("convergence",)
+)
+def convergence(problem: Problem) -> list[Figure]:
+    """A curve of every group for each metric that is drawn over rounds."""
+    return [f for each in problem.vocabulary.curves(problem.columns) for f in _convergence(problem, each)]
+
+
+def _convergence(problem: Problem, each: Column) -> list[Figure]:
     series = []
-    for group in groups:
+    for group in problem.groups:
         found = curve(group, each.name)
         if found is None:
             continue
@@ -82,8 +108,10 @@ def _convergence(problem: str, groups: Sequence[Group], each: Column, colors: di
         if found["std"] is not None:
             low = short(m - each.scale * s for m, s in zip(centre, found["std"], strict=True))
             high = short(m + each.scale * s for m, s in zip(centre, found["std"], strict=True))
-        series.append({"name": title_of(group), "x": found["x"], "y": numbers(centre), "low": low, "high": high,
-                       "marks": level_rounds(group.shown[0]), "color": colors[id(group)], "dash": 0})  # fmt: skip
+        series.append({
+            "name": title_of(group), "x": found["x"], "y": numbers(centre), "low": low, "high": high,
+            "marks": level_rounds(group.shown[0]), "color": problem.colors[id(group)], "dash": 0,
+        })  # fmt: skip
     if not series:
         return []
     marked = any(one["marks"] for one in series)
@@ -92,7 +120,7 @@ def _convergence(problem: str, groups: Sequence[Group], each: Column, colors: di
     )
     data = {"x": "round", "y": each.label, "series": series}
     return [Figure("convergence", "results", "Convergence", about, "lines", data,
-                   {"problem": problem, "metric": each.label})]  # fmt: skip
+                   {"problem": problem.title, "metric": each.label})]  # fmt: skip
 
 
 def level_rounds(run: RunFiles) -> list[int]:
@@ -101,8 +129,10 @@ def level_rounds(run: RunFiles) -> list[int]:
     return [number for (_, before), (number, now) in pairwise(levels) if now > before]
 
 
-def _bars(problem: str, table: Table, colors: dict[int, int]) -> list[Figure]:
-    figures = []
+@FIGURES.register("bars", "final metrics with published ones", label="Final results", of="problem")
+def bars(problem: Problem) -> list[Figure]:
+    """Final metrics of every row of the table."""
+    figures, table = [], problem.table
     for each in table.metrics:
         rows = [
             row
@@ -122,7 +152,7 @@ def _bars(problem: str, table: Table, colors: dict[int, int]) -> list[Figure]:
             "values": numbers(cell.mean for cell in cells),
             "errors": numbers(cell.std for cell in cells),
             "published": numbers(cell.published.mean if cell.published else None for cell in cells),
-            "colors": [colors.get(id(row.group), 8) for row in rows],
+            "colors": [problem.colors.get(id(row.group), 8) for row in rows],
             "range": [low, high],
         }
         about = "Mean of the last evaluations; whiskers are one standard deviation over seeds."
@@ -131,7 +161,7 @@ def _bars(problem: str, table: Table, colors: dict[int, int]) -> list[Figure]:
         if any(cell.published for cell in cells):
             about += " A diamond is the published value."
         figures.append(Figure("bars", "results", "Final results", about, "bars", data,
-                              {"problem": problem, "metric": each.label}))  # fmt: skip
+                              {"problem": problem.title, "metric": each.label}))  # fmt: skip
     return figures
 
 
@@ -147,8 +177,11 @@ def _axis(cells: Sequence[Cell]) -> tuple[float, float]:
     return max(0.0, least - room) if least > 0 else least - room, most + room * 0.6
 
 
-def _clients(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> list[Figure]:
-    first = _vocabulary(groups).headline(_measured(groups))[:1]
+@FIGURES.register("clients", "the first metric of every client", label="Per-client results", of="problem")
+def clients(problem: Problem) -> list[Figure]:
+    """The spread of clients around the headline."""
+    groups = problem.groups
+    first = problem.vocabulary.headline(problem.columns)[:1]
     if not first:
         return []
     (each,) = first
@@ -163,7 +196,7 @@ def _clients(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> l
                 else np.quantile(values, np.linspace(0, 1, _MOST_POINTS))
             )
             series.append({"name": title_of(group), "values": numbers(each.scale * shown), "clients": len(values),
-                           "color": colors[id(group)]})  # fmt: skip
+                           "color": problem.colors[id(group)]})  # fmt: skip
     if not series:
         return []
     about = (
@@ -173,7 +206,7 @@ def _clients(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> l
     if any(group.settings.get("holdout_clients") for group in groups):
         about += " Clients that were held out are not among them."
     return [Figure("clients", "clients", "Per-client results", about, "spread", {"y": each.label, "series": series},
-                   {"problem": problem})]  # fmt: skip
+                   {"problem": problem.title})]  # fmt: skip
 
 
 def client_values(group: Group, name: str) -> Any:
@@ -196,18 +229,18 @@ def client_values(group: Group, name: str) -> Any:
 # Cost -------------------------------------------------------------------------------------------------------
 
 
-def _cost(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> list[Figure]:
-    return [*_work_curves(problem, groups, colors), *_stages(problem, groups), *_moved(problem, groups)]
-
-
-def _work_curves(problem: str, groups: Sequence[Group], colors: dict[int, int]) -> list[Figure]:
-    vocabulary = _vocabulary(groups)
+@FIGURES.register(
+    "work", "the first metric for what was spent on it", label="Results for their cost", of="problem"
+)
+def work(problem: Problem) -> list[Figure]:
+    """The headline over megabytes moved, and over seconds."""
+    vocabulary = problem.vocabulary
     figures = []
-    for each in vocabulary.headline(_measured(groups))[:1]:
+    for each in vocabulary.headline(problem.columns)[:1]:
         label = vocabulary.metrics[each.name.removeprefix("micro_")].label
         for axis, along in (("megabytes moved per client", _megabytes), ("seconds", _seconds)):
             series = []
-            for group in groups:
+            for group in problem.groups:
                 found, spent = curve(group, each.name), along(group)
                 if found is None or not spent:
                     continue
@@ -215,7 +248,7 @@ def _work_curves(problem: str, groups: Sequence[Group], colors: dict[int, int]) 
                           if number in spent]  # fmt: skip
                 series.append({"name": title_of(group), "x": short(x for x, _ in points),
                                "y": short(each.scale * y for _, y in points), "low": None, "high": None,
-                               "marks": [], "color": colors[id(group)], "dash": 0})  # fmt: skip
+                               "marks": [], "color": problem.colors[id(group)], "dash": 0})  # fmt: skip
             if series:
                 data = {"x": axis, "y": each.label, "series": series}
                 about = (
@@ -223,7 +256,7 @@ def _work_curves(problem: str, groups: Sequence[Group], colors: dict[int, int]) 
                     "participant, or time."
                 )
                 title = f"{label[0].upper()}{label[1:]} for its cost"
-                choice = {"problem": problem, "cost": axis}
+                choice = {"problem": problem.title, "cost": axis}
                 figures.append(Figure("work", "cost", title, about, "lines", data, choice))
     return figures
 
@@ -254,7 +287,10 @@ def _spent(by_run: Sequence[Mapping[int, float]]) -> dict[int, float]:
     return {number: mean(values) for number, values in _in_all(totals).items()}
 
 
-def _stages(problem: str, groups: Sequence[Group]) -> list[Figure]:
+@FIGURES.register("time", "seconds by stage", label="Where the time goes", of="problem")
+def time(problem: Problem) -> list[Figure]:
+    """Seconds per round by stage."""
+    groups = problem.groups
     medians: list[dict[str, float]] = []
     for group in groups:
         rows = [row for run in group.shown for row in run.timings]
@@ -280,10 +316,13 @@ def _stages(problem: str, groups: Sequence[Group]) -> list[Figure]:
         "bars": True,
     }
     about = "Medians over rounds and seeds of the seconds that the server waited for each stage."
-    return [Figure("time", "cost", "Where the time goes", about, "stack", data, {"problem": problem})]
+    return [Figure("time", "cost", "Where the time goes", about, "stack", data, {"problem": problem.title})]
 
 
-def _moved(problem: str, groups: Sequence[Group]) -> list[Figure]:
+@FIGURES.register("communication", "models moved", label="Communication", of="problem")
+def communication(problem: Problem) -> list[Figure]:
+    """Models received and delivered per round."""
+    groups = problem.groups
     series = []
     for at, (key, name) in enumerate((("cost_models_down", "received"), ("cost_models_up", "delivered"))):
         values = [[row[key] for run in group.shown for row in run.metrics if key in row] for group in groups]
@@ -295,4 +334,6 @@ def _moved(problem: str, groups: Sequence[Group]) -> list[Figure]:
     about = (
         "Whole models received from and delivered to the server, mean over rounds; FedAvg moves one each way."
     )
-    return [Figure("communication", "cost", "Communication", about, "stack", data, {"problem": problem})]
+    return [
+        Figure("communication", "cost", "Communication", about, "stack", data, {"problem": problem.title})
+    ]

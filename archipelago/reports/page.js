@@ -1,10 +1,10 @@
 /* Draws the figures of a report with plotly, which the page carries compressed; nothing is ever fetched. */
 (function () {
   "use strict";
-  const PALETTE = ["#3b7dd8", "#e07b2a", "#2f9e6e", "#c2478b", "#8468d0", "#a8861a", "#1d9fb0", "#cf4a4a", "#6f8296", "#7f9f2f"];
+  const { palette: PALETTE, none: NONE, scale: SCALE, faint: FAINT } = JSON.parse(document.getElementById("colors").textContent); // palette.py
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
   const SYMBOLS = ["circle", "square", "diamond", "cross", "triangle-up", "x", "star", "pentagon", "triangle-down", "hexagon"];
-  const color = (at) => (at < 0 ? "#9aa3af" : PALETTE[at % PALETTE.length]);
+  const color = (at) => (at < 0 ? NONE : PALETTE[at % PALETTE.length]);
   const dash = (series) => DASHES[((series.dash || 0) + Math.floor(Math.max(series.color, 0) / PALETTE.length)) % DASHES.length];
   const faint = (at, alpha) => {
     const hex = color(at);
@@ -74,7 +74,7 @@
             line: { width: 0.8, color: color(series.color), shape: "hv" }, fillcolor: faint(series.color, 0.78) });
         }
         return Object.assign(shared, { type: "bar", orientation: sideways ? "h" : "v", x: sideways ? series.y : data.at, y: sideways ? data.at : series.y,
-          marker: { color: faint(series.color, series.color >= PALETTE.length ? 0.55 : 0.9) } });
+          marker: { color: faint(series.color, series.color >= PALETTE.length ? FAINT : 0.9) } });
       });
       const across = axis(data.x, named && many ? { showticklabels: false } : {}), up = axis(data.y);
       const size = sideways ? 70 + (narrow() ? 34 : 28) * data.at.length : (narrow() ? 330 : 360);
@@ -144,7 +144,7 @@
             type: "scatter", mode: "markers", xaxis: `x${name}`, yaxis: `y${name}`, x: mine.map((i) => panel.x[i]), y: mine.map((i) => panel.y[i]),
             name: label, legendgroup: label, showlegend: !seen.has(label), marker: { color: color(group), size: 9, opacity: 0.85, line: { width: 0.8, color: style("--card") },
               symbol: mine.map((i) => SYMBOLS[panel.symbol[i] % SYMBOLS.length]) },
-            text: mine.map((i) => `client ${panel.client[i]}, ${label}` + (data.planted ? `, planted group ${panel.symbol[i]}` : "")), hovertemplate: "%{text}<extra></extra>",
+            text: mine.map((i) => `client ${panel.client[i]}, ${label}` + (data.ground_truth ? `, ground-truth group ${panel.symbol[i]}` : "")), hovertemplate: "%{text}<extra></extra>",
           });
           seen.add(label);
         }
@@ -160,13 +160,13 @@
       if (data.names) {
         const top = data.names.length - 1;
         traces[0].z = data.z.map((row) => row.map((value) => (value < 0 ? null : value % PALETTE.length)));
-        traces[0].customdata = data.z.map((row) => row.map((value, at) => `${data.x[at].startsWith("planted") ? "group" : "model"} ${value}`));
+        traces[0].customdata = data.z.map((row) => row.map((value, at) => `${data.x[at].startsWith("ground-truth") ? "group" : "model"} ${value}`));
         traces[0].hovertemplate = "%{y}, %{x}: %{customdata}<extra></extra>";
         traces[0].zmin = -0.5; traces[0].zmax = PALETTE.length - 0.5; traces[0].showscale = false;
         traces[0].colorscale = PALETTE.flatMap((hex, at) => [[at / PALETTE.length, hex], [(at + 1) / PALETTE.length, hex]]);
         if (top < 0) { traces[0].z = data.z; }
       } else {
-        Object.assign(traces[0], { colorscale: [[0, "#f3ecdf"], [0.35, "#9ccfc9"], [0.7, "#3f86b5"], [1, "#1f2f6b"]], zmin: data.range ? data.range[0] : lowest, zmax: data.range ? data.range[1] : data.title === "cosine" ? 1 : Math.max(...data.z.flat()),
+        Object.assign(traces[0], { colorscale: SCALE, zmin: data.range ? data.range[0] : lowest, zmax: data.range ? data.range[1] : data.title === "cosine" ? 1 : Math.max(...data.z.flat()),
           colorbar: { thickness: 10, outlinewidth: 0, title: { text: data.title, side: "right", font: { size: 11 } }, tickfont: { size: 10 } } });
       }
       const shapes = data.edges.flatMap((at) => [
@@ -184,6 +184,8 @@
         height, margin: { l: 20, r: 10, t: 10, b: 20 } })];
     },
   };
+
+  KINDS.holdings = KINDS.stack;
 
   function images(place, data) {
     place.replaceChildren(...data.rows.map((row) => {

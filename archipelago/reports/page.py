@@ -12,14 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from archipelago.reports.figures import FAMILIES, SECTIONS, Figure
+from archipelago.reports import palette
+from archipelago.reports.figures import FIGURES, SECTIONS, Figure
 from archipelago.reports.figures_results import title_of
 from archipelago.reports.groups import Group, flat
 from archipelago.reports.table_text import grid, mean_text
 from archipelago.reports.tables import Table
 
 _EVENTS = 40  # shown of one run
-_WIDE = {"convergence", "map", "flow", "examples", "labels", "weights-clients", "weights-rounds"}
 
 
 def page(
@@ -53,6 +53,7 @@ def page(
         "hide it.</footer>",
         f'<script type="application/octet-stream" id="figures">{_packed(_figure_data(figures))}</script>',
         f'<script type="application/octet-stream" id="library">{_library()}</script>',
+        f'<script type="application/json" id="colors">{json.dumps(palette.for_page())}</script>',
         f"<script>{(here / 'page.js').read_text(encoding='utf-8')}</script>",
         "</body></html>",
     ])  # fmt: skip
@@ -177,11 +178,11 @@ def _figure_sections(figures: Sequence[Figure]) -> Iterable[str]:
         for figure in figures:
             if figure.section == section:
                 families.setdefault(figure.family, figure)
-        families = {name: families[name] for name in FAMILIES if name in families}
+        families = {name: families[name] for name in [*FIGURES.families(), *families] if name in families}
         if not families:
             continue
         cards = "".join(
-            f'<div class="card{" wide" if family in _WIDE else ""}" data-family="{_text(family)}">'
+            f'<div class="card{" wide" if family in FIGURES.wide() else ""}" data-family="{_text(family)}">'
             f'<h3>{_text(figure.title)}</h3><p class="about">{_text(figure.caption)}</p>'
             '<div class="choices"></div><div class="plot waiting"></div><div class="chips"></div></div>'
             for family, figure in families.items()

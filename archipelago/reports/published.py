@@ -212,7 +212,7 @@ def _data_name(config: Mapping[str, Any], clusters: int | None) -> str:
         return ""
     if name == "emnist_cases":  # FedSoft's letters: both cases, upright or also turned by 90 degrees
         return {1: "emnist_letters", 2: "emnist_letters_rotated"}.get(int(data.get("rotations") or 1), "")
-    if name == "synthetic" and data.get("sources") != clusters:  # as many centres as planted models
+    if name == "synthetic" and data.get("sources") != clusters:  # as many centres as ground-truth models
         return ""
     return name
 

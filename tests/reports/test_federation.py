@@ -12,6 +12,8 @@ from PIL import Image
 from archipelago.core.errors import UserError
 from archipelago.experiments.config import load_config
 from archipelago.experiments.partition_preview import write_partition
+from archipelago.reports.drawing import save
+from archipelago.reports.drawing_federation import bars, draw_federation, similarity
 from archipelago.reports.federation import (
     COMPARED,
     SHOWN,
@@ -21,7 +23,6 @@ from archipelago.reports.federation import (
     divergence,
     read_federation,
 )
-from archipelago.reports.federation_figures import bars, draw_federation, save, similarity
 
 
 def written(tmp_path: Path, *overrides: str) -> Path:
@@ -61,14 +62,14 @@ def test_words(tmp_path: Path) -> None:
     assert said["clients"] == "20"
     assert said["training samples"].startswith("1,438; per client ")
     assert said["classes per client"] == "2"
-    assert said["planted groups"] == "4, of 5 clients each"
+    assert said["ground-truth groups"] == "4, of 5 clients each"
     between, within = (float(part.split()[0]) for part in said["label divergence"].split(", ")[:2])
     described = read_federation(tmp_path / "partition-digits-cluster_n_class-seed3")
     assert between == pytest.approx(divergence(described)["between"], abs=5e-4)
     assert between > within
 
 
-def test_words_about_everything_that_can_be_planted(tmp_path: Path) -> None:
+def test_words_about_every_kind_of_ground_truth(tmp_path: Path) -> None:
     mixed = dict(
         describe(written(tmp_path, "partition=mixture", "data.rotations=2", "partition.validation=0.1"))
     )
@@ -76,11 +77,14 @@ def test_words_about_everything_that_can_be_planted(tmp_path: Path) -> None:
     assert "validation samples" in mixed and "held out, per distribution" in mixed
     assert "between groups" in mixed["divergence with shifts"]
     levels = dict(describe(written(tmp_path, "partition=multilevel")))
-    assert levels["planted groups, level 1"].startswith("2, of ") and "planted groups, level 2" in levels
+    assert (
+        levels["ground-truth groups, level 1"].startswith("2, of ")
+        and "ground-truth groups, level 2" in levels
+    )
     copied = dict(describe(written(tmp_path, "partition=dirichlet", "partition.compat=fedbase")))
     assert "clients are copies of others" in copied["note"]
     plain = dict(describe(written(tmp_path, "data=synthetic", "data.sources=1", "partition=quantity")))
-    assert plain["planted groups"] == "none" and "label divergence" not in plain
+    assert plain["ground-truth groups"] == "none" and "label divergence" not in plain
 
 
 @pytest.mark.parametrize(
@@ -95,7 +99,7 @@ def test_words_about_everything_that_can_be_planted(tmp_path: Path) -> None:
 )
 def test_figures_are_drawn(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     described = read_federation(written(tmp_path, *overrides))
-    strips, mixed = len(described.planted), described.facts["sources"] > 1 and described.facts["classes"]
+    strips, mixed = len(described.ground_truth), described.facts["sources"] > 1 and described.facts["classes"]
     assert len(bars(described).axes) == strips + (2 if mixed else 1)
     assert len(similarity(described).axes) == 2  # and its colour bar
 

@@ -151,10 +151,10 @@ def test_clusters_are_the_runs(figures: list[dict[str, Any]], runs: dict[str, Pa
         first, second = (int(flow["columns"][node["column"]].split()[1]) for node in (source, target))
         assert link["count"] == ((table[first] == source["color"]) & (table[second] == target["color"])).sum()
     assert sum(link["count"] for link in flow["links"]) == 6 * (len(flow["columns"]) - 1)
-    planted = one(figures, "planted", run="IFCA, K = 2, seed 0")
+    truth = one(figures, "ground-truth", run="IFCA, K = 2, seed 0")
     last = run.clients[run.clients["round"] == 4]
-    for link in planted["links"]:
-        group, cluster = (planted["nodes"][link[end]]["color"] for end in ("source", "target"))
+    for link in truth["links"]:
+        group, cluster = (truth["nodes"][link[end]]["color"] for end in ("source", "target"))
         assert link["count"] == ((last["group"] == group) & (last["cluster"] == cluster)).sum()
 
 
@@ -249,9 +249,9 @@ def test_models_on_distributions_are_those_of_the_run(
 def test_every_figure_that_the_runs_can_show_is_there(figures: list[dict[str, Any]]) -> None:
     families = {each["family"] for each in figures}
     assert families == {
-        "convergence", "bars", "clients", "work", "time", "communication", "sizes", "flow", "planted", "map", "cosine",
-        "centres", "examples", "weights-rounds", "weights-clients", "levels", "labels", "similarity", "distributions",
-        "distributions-rounds",
+        "convergence", "bars", "clients", "work", "time", "communication", "sizes", "flow", "ground-truth", "map",
+        "cosine", "centres", "examples", "weights-rounds", "weights-clients", "levels", "labels", "similarity",
+        "distributions", "distributions-rounds",
     }  # fmt: skip
 
 
@@ -472,7 +472,7 @@ def test_models_of_a_level_are_told_apart_by_lines_where_colours_repeat(tmp_path
     assert draw(inside(write_levels(write_run(tmp_path / "one"), [[0, 0]]), "levels")).axes
 
 
-def test_every_planted_level_is_a_column_beside_those_found(tmp_path: Path) -> None:
+def test_every_ground_truth_level_is_a_column_beside_those_found(tmp_path: Path) -> None:
     run = write_levels(write_run(tmp_path / "run", method="femam"), [[0, 0, 0], [1, 0, 0]])
     # A fourth client is held out: no method has a model for it.
     clients = {
@@ -487,7 +487,7 @@ def test_every_planted_level_is_a_column_beside_those_found(tmp_path: Path) -> N
     )
     (run / "federation/facts.json").write_text(json.dumps({"clients": 4, "classes": None, "sources": 1}))
     data = inside(run, "levels").data
-    assert data["x"] == ["planted level 1", "planted level 2", "level 1", "level 2"]
+    assert data["x"] == ["ground-truth level 1", "ground-truth level 2", "level 1", "level 2"]
     assert data["y"] == ["client 2", "client 1", "client 0"]
     assert data["z"] == [[0, 0, 0, 0], [0, 1, 0, 0], [1, 2, 0, 1]]
 
@@ -500,7 +500,7 @@ def test_weights_of_many_clients_are_those_of_all_groups(tmp_path: Path) -> None
     shown = [int(name.split()[1]) for name in figure.data["at"]]
     assert len(shown) == 400 and {client % 450 // 150 for client in shown} == {0, 1, 2}
     assert figure.data["series"][0]["y"] == [client / 600 for client in shown]
-    assert "planted groups" in figure.caption and "400 of 600 clients, evenly chosen" in figure.caption
+    assert "ground-truth groups" in figure.caption and "400 of 600 clients, evenly chosen" in figure.caption
 
 
 def test_a_lone_row_is_not_the_best_in_latex(tmp_path: Path) -> None:
@@ -556,10 +556,20 @@ def test_each_kind_of_figure_is_drawn_and_equal_figures_are_equal_files(
 ) -> None:
     entries = {each["kind"]: {key: value for key, value in each.items() if key != "name"} for each in figures}
     chosen = [Figure(**entry) for entry in entries.values()]
-    assert set(entries) == {"lines", "stack", "bars", "spread", "flow", "scatter", "heatmap", "images"}
+    assert set(entries) == {
+        "lines",
+        "stack",
+        "bars",
+        "spread",
+        "flow",
+        "scatter",
+        "heatmap",
+        "images",
+        "holdings",
+    }
     monkeypatch.setattr(archipelago.reports.drawing, "_WORTH_A_PROCESS", 1)
     files = draw_figures(chosen, tmp_path / "a", processes=2)
-    assert len(files) == 16
+    assert len(files) == 18
     for file in files:
         if file.suffix == ".svg":
             assert ElementTree.parse(file).getroot().tag.endswith("svg")

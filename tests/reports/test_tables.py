@@ -252,7 +252,7 @@ def test_cluster_models_stand_beside_fedsofts_by_what_they_are_for(tmp_path: Pat
         write_run(tmp_path / f"{seed}", method="fedsoft", seed=seed, config=FEDSOFT, metrics=metrics)
     main, centres = tables([tmp_path / "0", tmp_path / "1"], published=find_table("fedsoft:1"))
     assert not main.has_published and not centres.compares
-    assert centres.title == f"{main.title}: cluster models on planted distributions"
+    assert centres.title == f"{main.title}: cluster models on ground-truth distributions"
     assert [each.label for each in centres.metrics] == [
         "model for 0: mean squared error",
         "model for 1: mean squared error",
@@ -291,7 +291,7 @@ def test_every_published_number_has_a_run_that_leads_to_it() -> None:
         "centre_mse", "centre_accuracy", "best_centre_accuracy", "train_macro_accuracy",
     }  # fmt: skip
     wrong = {"method": "fedsoft", "data": {"name": "synthetic", "sources": 4}, "partition": partition}
-    assert published_for(wrong, 2) == {}  # more planted models than centres
+    assert published_for(wrong, 2) == {}  # more ground-truth models than centres
 
 
 def test_problems_are_tables_and_settings_that_differ_are_in_the_label(tmp_path: Path) -> None:
