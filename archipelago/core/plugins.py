@@ -99,7 +99,7 @@ def import_path(thing: Any) -> str:
     'collections.OrderedDict'
     """
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
-    if "." in name:
+    if not name.isidentifier():
         raise UserError(
             f"Expected a class or function of a module, got '{name}', which is defined inside another one: move it to "
             "the top of its file, where other processes can import it."
