@@ -26,7 +26,10 @@ AMBIGUOUS = {
 
 # (file, part of the text): examples in help and sentences, defaults, and data about papers.
 ALLOWED = {
-    ("archipelago/cli/main.py", "Usage"): "examples in the help",
+    ("archipelago/cli/help.py", "{program} method="): "examples in the help",
+    ("archipelago/cli/run.py", "data=digits"): "examples in the help",
+    ("archipelago/cli/choose_clusters.py", "choose-clusters method="): "an example in the help",
+    ("archipelago/cli/listing.py", "ifca"): "an example in the help",
     ("archipelago/core/settings.py", "ifca"): "the default method, and an example in the help of `ensemble`",
     ("archipelago/experiments/given.py", "method: ifca"): "an example of a line in a file",
     ("archipelago/experiments/new_clients.py", "finetune=True"): "the keyword of `adopt`",
