@@ -265,7 +265,8 @@ def _heatmap(data: Data) -> Drawn:
 
     z = np.asarray(data["z"], np.float64)
     columns = z.shape[1]
-    drawn, (axes,) = _new(1.6 + 0.9 * columns, 4.6) if data["names"] else _new(5.2, 4.5)
+    size = (7.4, 6.6) if data.get("heading") else (5.2, 4.5)  # a heading needs the width
+    drawn, (axes,) = _new(1.6 + 0.9 * columns, 4.6) if data["names"] else _new(*size)
     if data["names"]:
         shown = np.where(z < 0, np.nan, z % len(PALETTE))
         axes.imshow(shown, cmap=ListedColormap(PALETTE), vmin=-0.5, vmax=len(PALETTE) - 0.5, aspect="auto",
