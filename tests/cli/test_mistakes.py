@@ -27,7 +27,7 @@ MISTAKES = [
     ("ensemble=[fedavg,ifca] ifca.init=balanced ifca.balance=0.9 clusters=2", "set ifca.balance=0.25"),
     ("method=fedper aggregation=matched", "private heads do not follow"),
     ("method=fedsgd aggregation=matched", "gradients have no neurons"),
-    ("method=oracle partition=iid", "The oracle needs data with planted groups"),
+    ("method=oracle partition=iid", "The oracle needs data with ground-truth groups"),
     ("method=oracle data.rotations=4 clusters=2", "set clusters=4"),
     ("method=ifca+fedavg", "cannot be added to 'ifca'"),
     ("data=digit", "Unknown data set 'digit'. Did you mean 'digits'?"),

@@ -15,6 +15,8 @@ import pytest
 
 import archipelago.cli.run
 import archipelago.experiments.runner
+from actors.reports import RoundReport
+from actors.session import InProcessSession
 from archipelago.core.errors import UserError
 from archipelago.reports.summary import print_table
 from tests.support.clusters import ROOT
@@ -65,16 +67,14 @@ def test_run_that_is_stopped_says_how_to_resume_it_and_that_works(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = archipelago.experiments.runner.run_experiment
+    whole = InProcessSession.run_round
 
-    def stopped(config: Any, path: Path, **more: Any) -> Path:
-        def stop(report: Any) -> None:
-            if report.round == 2:
-                raise raised
+    def stopped(session: InProcessSession, round: int) -> RoundReport:
+        if round == 3:
+            raise raised
+        return whole(session, round)
 
-        return whole(config, path, stop, **{**more, "quiet": True})
-
-    monkeypatch.setattr(archipelago.experiments.runner, "run_experiment", stopped)
+    monkeypatch.setattr(InProcessSession, "run_round", stopped)
     arguments = [*IN_PROCESS, "rounds=4", "checkpoint.every=1", "name=stopped"]
     arguments.remove("rounds=2")
     given, _, error = command(*arguments)
@@ -84,6 +84,7 @@ def test_run_that_is_stopped_says_how_to_resume_it_and_that_works(
     assert ("Traceback" in error) == (code == 1)
     advice = last.partition("archipelago ")[2]
     assert advice == "resume runs/stopped"
+    monkeypatch.setattr(InProcessSession, "run_round", whole)
     given, out, error = command(*shlex.split(advice))
     assert given == 0, error
     assert "Results: runs/stopped" in out
