@@ -71,7 +71,9 @@ def test_a_centre_of_cam_is_its_cluster_model_and_the_shared_one():
     assert np.array_equal(centres[1][1], strategy.addons[0].shared)
     figures = session.fleet.measure(centres, 2)
     index = block.setup.holdout[1]
-    logits = block._sum_of_outputs([strategy.base.clusters.values[0], strategy.addons[0].shared], index)
+    logits = block.forward.sum_of_outputs(
+        [strategy.base.clusters.values[0], strategy.addons[0].shared], index
+    )
     predicted, y = logits.argmax(dim=1).numpy(), block.samples.targets(index).numpy()
     assert figures[2]["accuracy"] == pytest.approx((predicted == y).mean())
     assert figures[2]["macro_f1"] == pytest.approx(f1_score(y, predicted, average="macro", zero_division=0))
