@@ -133,7 +133,8 @@ class TestMixture:
     def test_mistakes_are_sentences(self) -> None:
         plain = Labels("plain", np.arange(100) % 4, np.arange(50) % 4, 4)
         with pytest.raises(
-            UserError, match=r"'plain' has none: use data=synthetic, or make some with data.rot"
+            UserError,
+            match=r"'plain' has none: use data=synthetic or emnist_cases, or make some with data.rot",
         ):
             divide("mixture", plain, 4)
         labels = of_sources(100, 50, 2)
