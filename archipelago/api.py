@@ -204,7 +204,7 @@ def sweep(
 def resume(path: str | Path, *, callbacks: Sequence[Callback] = (), quiet: bool = False) -> Run | Sweep:
     """Continue a run or a sweep that was stopped, from its last checkpoints."""
     from archipelago.experiments import runner
-    from archipelago.sweeps.directory import is_sweep
+    from archipelago.runs.sweeps import is_sweep
     from archipelago.sweeps.runner import resume_sweep
 
     if is_sweep(path):

@@ -27,7 +27,7 @@ def show_sweep(address: str, demonstration: bool = False) -> None:
     """The table of a sweep, why trials failed, where the report is and what to do next."""
     from archipelago.reports.table_text import print_tables
     from archipelago.runs.storage import reading
-    from archipelago.sweeps.directory import read_rows
+    from archipelago.runs.sweeps import read_rows
 
     with reading(address) as folder:
         built, page = _report(folder, address)

@@ -28,7 +28,7 @@ class Resume(Request):
         """Continue it to its end."""
         from archipelago.experiments.runner import resume as resume_run
         from archipelago.runs.storage import writable
-        from archipelago.sweeps.directory import is_sweep
+        from archipelago.runs.sweeps import is_sweep
         from archipelago.sweeps.runner import resume_sweep
 
         if is_sweep(self.address):

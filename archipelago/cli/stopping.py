@@ -46,9 +46,9 @@ def resumable(address: str) -> Iterator[None]:
 
 def how_to_resume(address: str) -> str:
     """Where the run or sweep at `address` is, and the command that continues it."""
-    from archipelago.runs.directory import is_run
+    from archipelago.runs.status import is_run
     from archipelago.runs.storage import is_address, join, read_text
-    from archipelago.sweeps.directory import is_sweep
+    from archipelago.runs.sweeps import is_sweep
 
     swept = is_sweep(address)
     known = (

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from archipelago.core.errors import UserError
+from archipelago.core.registry import REGISTRIES
 from archipelago.core.schema import quote
 from archipelago.core.settings import ExperimentSettings
 from archipelago.experiments.given import core_sections, one_line
@@ -190,7 +191,8 @@ def _check_listeners(config: ExperimentSettings) -> None:
     check_loggers(config)
     given = options(config)
     for section, (setting, owner) in listener_sections().items():
-        named = [each.rpartition(".")[2] for each in getattr(config, setting)]
+        registry = REGISTRIES["callback" if setting == "callbacks" else "logger"]
+        named = [registry.entry(each).section for each in getattr(config, setting)]
         if section in given and section not in named and given[section] != type(given[section])():
             raise UserError(
                 f"Expected {setting}=[{owner}] beside options of '{section}', got {setting}="

@@ -11,7 +11,8 @@ from archipelago.core.own_files import refuse_links
 from archipelago.core.settings import ExperimentSettings
 from archipelago.data import build_federation
 from archipelago.experiments.config import config_to_yaml
-from archipelago.runs.directory import is_run, write_federation
+from archipelago.runs.directory import write_federation
+from archipelago.runs.status import is_run
 from archipelago.runs.storage import join
 
 

@@ -21,10 +21,10 @@ from archipelago.reports.figures import FIGURES, Figure, without_lone_choices
 from archipelago.reports.figures_results import problems
 from archipelago.reports.groups import Group, make_groups
 from archipelago.reports.published import find_table
-from archipelago.reports.runs import find_trials, table_of
 from archipelago.reports.significance import check_test
 from archipelago.reports.table_text import as_csv
 from archipelago.reports.tables import Table, build_tables
+from archipelago.runs.sweeps import find_trials, table_of
 
 if TYPE_CHECKING:
     import pandas as pd

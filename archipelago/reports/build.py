@@ -18,10 +18,10 @@ from archipelago.reports.figures_run import run_figures
 from archipelago.reports.groups import Group, by_block, make_groups
 from archipelago.reports.page import page
 from archipelago.reports.published import find_table
-from archipelago.reports.runs import find_trials, table_of
 from archipelago.reports.significance import check_test
 from archipelago.reports.table_text import as_csv, latex, markdown
 from archipelago.reports.tables import Table, build_tables
+from archipelago.runs.sweeps import find_trials, table_of
 
 DETAILED = 8  # groups of which one run is shown from the inside
 _LARGEST_PAGE = 4_900_000  # bytes
@@ -177,7 +177,7 @@ def collect_figures(
     figures = list(overview)
     with_runs = sorted((group for group in groups if group.runs), key=_ranks(tables))
     for group in with_runs[:detailed]:
-        run = next((run for run in group.runs if run.status.get("state") == "finished"), group.runs[0])
+        run = next((run for run in group.runs if run.status.state == "finished"), group.runs[0])
         name = title_of(group) if len(by_block(with_runs)) == 1 else f"{title_of(group)} on {group.block}"
         figures += run_figures(run, f"{name}, seed {run.setting('seed')}", min(detailed, len(with_runs)))
     notes = []

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from archipelago.reports.federation import SHOWN, Described, alikeness, divergence, read_federation
 from archipelago.reports.figures import FEW, FIGURES, Figure, chosen_of, evenly
-from archipelago.reports.runs import RunFiles
+from archipelago.runs.files import RunFiles
 
 COMPARED = 200  # clients in the heatmap at most
 _COMPARED_OF_MANY = 100  # where there are many runs on a page

@@ -11,7 +11,7 @@ from archipelago.reports.figures import FIGURES, Figure, chosen_of, evenly, numb
 from archipelago.reports.figures_results import level_rounds
 from archipelago.reports.palette import PALETTE
 from archipelago.reports.run_tables import Labels, ground_truth
-from archipelago.reports.runs import RunFiles
+from archipelago.runs.files import RunFiles
 
 _WEIGHT_ROUNDS = 60
 

@@ -16,8 +16,8 @@ from archipelago.core.vocabulary import Column, Vocabulary, merged
 from archipelago.reports.costs import model_size
 from archipelago.reports.figures import FIGURES, Figure, numbers, short
 from archipelago.reports.groups import Group, by_block, mean, std
-from archipelago.reports.runs import RunFiles
 from archipelago.reports.tables import Cell, Table
+from archipelago.runs.files import RunFiles
 
 _MOST_POINTS = 101  # values that stand for the clients of a group
 _STAGES = 6  # stages of a round with a colour of their own

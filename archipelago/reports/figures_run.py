@@ -19,7 +19,7 @@ from archipelago.core.vocabulary import of_run
 from archipelago.reports import figures_federation, figures_method  # noqa: F401  (these register figures, too)
 from archipelago.reports.figures import FEW, FIGURES, Figure, chosen_of, evenly, numbers, spaced
 from archipelago.reports.run_tables import Labels, assignments, cluster_name, ground_truth
-from archipelago.reports.runs import RunFiles
+from archipelago.runs.files import RunFiles
 
 _IMAGES, _IMAGES_OF_MANY = 14, 3  # example images of a cluster
 _COMPARED = 100  # clients in a heatmap, where there are many runs

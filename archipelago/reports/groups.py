@@ -22,8 +22,9 @@ from archipelago.core.vocabulary import (
     registered_labels,
 )
 from archipelago.reports.names import setting_text, value_text
-from archipelago.reports.runs import RunFiles, Trial
 from archipelago.reports.summary import figures_of
+from archipelago.runs.files import RunFiles
+from archipelago.runs.sweeps import Trial
 
 Values = npt.NDArray[np.float64]
 _AUTO = "auto"  # stands for the K that each seed chose for itself
@@ -66,7 +67,7 @@ class Group:
     @cached_property
     def counted(self) -> list[RunFiles]:
         """The finished runs; of two runs of one seed the first counts."""
-        return _one_of_each_seed(run for run in self.runs if run.status.get("state") == "finished")
+        return _one_of_each_seed(run for run in self.runs if run.status.state == "finished")
 
     @cached_property
     def shown(self) -> list[RunFiles]:
@@ -131,15 +132,15 @@ class Group:
         for trial in self.missing:
             words.append(_words(trial.seed, trial.status or "not run", trial.reason))
         for run in self.runs:
-            state = str(run.status.get("state"))
+            state = str(run.status.state)
             if state == "finished":
                 continue
-            why = str(run.status.get("sentence") or "")
+            why = str(run.status.sentence or "")
             # What a run that was stopped, or lost its process, cannot say itself, the sweep knows.
             told = self.told.get(run.path)
             if told is not None and told.status in ("stopped", "failed"):
                 state, why = told.status, told.reason or why
-            done = f"{state} after {run.status.get('rounds_done', 0)} rounds"
+            done = f"{state} after {run.status.rounds_done} rounds"
             words.append(_words(run.setting("seed"), done, why))
         return "; ".join(words)
 

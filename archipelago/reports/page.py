@@ -106,9 +106,9 @@ def _lead(groups: Sequence[Group]) -> str:
 
 def _tiles(groups: Sequence[Group], tables: Sequence[Table]) -> str:
     runs = [run for group in groups for run in group.runs]
-    finished = sum(run.status.get("state") == "finished" for run in runs)
+    finished = sum(run.status.state == "finished" for run in runs)
     lost = sum(len(group.missing) for group in groups)
-    rounds = sorted({int(run.status.get("rounds_done") or 0) for run in runs})
+    rounds = sorted({run.status.rounds_done for run in runs})
     tiles = [(f"{finished} of {len(runs) + lost}", "runs finished")]
     if rounds:
         tiles.append(("–".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))), "rounds"))

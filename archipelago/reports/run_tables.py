@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from archipelago.reports.runs import RunFiles
+from archipelago.runs.files import RunFiles
 
 Labels = npt.NDArray[np.int64]
 

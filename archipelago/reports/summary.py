@@ -18,7 +18,7 @@ from archipelago.core.files import write_whole
 from archipelago.core.program import program
 from archipelago.core.vocabulary import Vocabulary, of_run
 from archipelago.reports.centres import centre_columns, centre_metrics
-from archipelago.reports.runs import Row, RunFiles
+from archipelago.runs.files import Row, RunFiles
 
 _KINDS = {"micro": "weighted", "macro": "plain mean", "worst10": "worst 10%", "std": "std"}
 _SHOWN_EVENTS = 20
@@ -190,10 +190,10 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
     lines = [
         f"# {run.setting('method')} on {run.setting('data.name')}",
         "",
-        f"**{str(run.status.get('state', 'unknown')).capitalize()}**, {figures['rounds_done']}{of} rounds.",
+        f"**{run.status.state.capitalize()}**, {figures['rounds_done']}{of} rounds.",
     ]
-    if run.status.get("sentence"):
-        lines.append(f"{_line(run.status['sentence'])}")
+    if run.status.sentence:
+        lines.append(f"{_line(run.status.sentence)}")
     lines += ["", _what(run, clustered=figures["cluster_sizes"] is not None), ""]
     weights = {"train": "training", "test": "test"}.get(str(run.setting("evaluation.weights")))
     words = of_run(run.path)
@@ -221,7 +221,7 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
     if not shown:
         lines.append("Nothing out of the ordinary.")
     lines += ["", "## What is here", "", *_files(run.path), "", "## Go on", ""]
-    if run.status.get("state") != "finished":
+    if run.status.state != "finished":
         lines.append(f"Resume: `{program()} resume {run.path}`")
         lines.append("")
     lines.append(f'Open it in Python: `import experiments; run = archipelago.open_run("{run.path}")`')

@@ -1,4 +1,4 @@
-"""The folder in which a run leaves everything behind, and the way back from it to data frames and models.
+"""The folder in which a run leaves everything behind, as its writer sees it (`files.py` and `reader.py` read it).
 
     config.yaml            the resolved config                  environment.json     what it ran on
     status.json            running, finished or failed          events.jsonl         round and text
@@ -16,18 +16,16 @@ run's files end up equal, byte by byte, to those of a run that was never disturb
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -37,10 +35,12 @@ from archipelago.core import vocabulary
 from archipelago.core.errors import UserError
 from archipelago.core.files import complete_lines, sync_folder, whole_file, write_whole
 from archipelago.core.own_files import is_own_file, numbered_files, refuse_links, remove_own_files
-from archipelago.core.program import program
 from archipelago.runs.checkpoints import checkpoints, remove_checkpoint, remove_unfinished_checkpoints
 from archipelago.runs.environment import environment_differences
 from archipelago.runs.growing_files import CsvFile, EventsFile, LongTable, write_rounds
+from archipelago.runs.lock import FolderLock
+from archipelago.runs.refusals import check_config, refuse_what_is_there, settings_of
+from archipelago.runs.status import Status, check_is_run, read_status, status_text
 from archipelago.runs.trees import write_arrays
 
 if TYPE_CHECKING:
@@ -50,91 +50,6 @@ if TYPE_CHECKING:
 MODEL_FORMAT = "archipelago-model-1"
 _TABLES = ("metrics.csv", "timings.csv", "events.jsonl", "clients.parquet", "assignments.parquet")
 _RECORD_NAME = re.compile(r"[A-Za-z0-9_]+")
-
-
-# The lock ---------------------------------------------------------------------------------------------------
-
-
-class FolderLock:
-    """An exclusive file lock for as long as a process writes into a run; it dies with the process."""
-
-    def __init__(self, folder: Path, shown: str | Path, wait: float = 0.5) -> None:
-        flags = (
-            os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        )  # it is emptied: never somebody else's file
-        self._file = os.fdopen(os.open(folder / ".lock", flags, 0o666), "a+")
-        # A reader that looks whether the run is alive holds the lock for microseconds: try for a moment.
-        deadline = time.monotonic() + wait
-        while not _try_lock(self._file, fcntl.LOCK_EX):
-            if time.monotonic() > deadline:
-                self._file.seek(0)
-                holder = self._file.read().strip() or "another process"
-                self._file.close()
-                raise UserError(
-                    f"Run {shown} is being written by {holder}; wait until it is done, stop it, or choose "
-                    "another name with name=..."
-                )
-            time.sleep(0.02)
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-        self._file.flush()
-
-    def release(self) -> None:
-        if not self._file.closed:
-            self._file.truncate(0)
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-            self._file.close()
-
-
-def _try_lock(file: TextIO, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system without locks (some network folders): nothing to wait for
-    return True
-
-
-def _is_written_now(folder: Path) -> bool:
-    try:
-        with (folder / ".lock").open() as file:
-            return not _try_lock(file, fcntl.LOCK_SH)
-    except OSError:
-        return False
-
-
-# The status -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Status:
-    """How far a run has come; `state` is running, finished, failed, or interrupted (killed while running)."""
-
-    state: str
-    rounds_done: int
-    rounds: int | None = None
-    sentence: str | None = None
-
-    def __str__(self) -> str:
-        of = f" of {self.rounds}" if self.rounds is not None else ""
-        text = f"{self.state}, {self.rounds_done}{of} rounds"
-        return f"{text}: {self.sentence}" if self.sentence else text
-
-
-def read_status(path: Path) -> Status:
-    """The status of the run in `path`, which is taken to be one."""
-    try:
-        content = json.loads((path / "status.json").read_text(encoding="utf-8"))
-        status = Status(**content)
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path / 'status.json'} is damaged or missing; the run cannot be used.") from error
-    if status.state == "running" and not _is_written_now(path):
-        return replace(status, state="interrupted")
-    return status
-
-
-# Writing ----------------------------------------------------------------------------------------------------
 
 
 class RunDirectory:
@@ -163,7 +78,7 @@ class RunDirectory:
     ) -> RunDirectory:
         """Make a new run directory; anything that already lives under that name is a `UserError`."""
         path = Path(path)
-        _refuse_what_is_there(path, config_yaml)
+        refuse_what_is_there(path, config_yaml)
         # Process ids repeat on other nodes of a shared folder: the name of another one's is never met by chance.
         building = path.with_name(f".{path.name}.creating-{os.getpid()}-{uuid.uuid4().hex[:8]}")
         try:
@@ -179,15 +94,15 @@ class RunDirectory:
                 (building / folder).mkdir()
             write_whole(building / "config.yaml", config_yaml)
             write_whole(building / "environment.json", _json(dict(environment)))
-            write_whole(building / vocabulary.FILE, _json(vocabulary.describe(_settings(config_yaml))))
-            status = Status("running", 0, _settings(config_yaml).get("rounds"))
-            write_whole(building / "status.json", _json(asdict(status)))
+            write_whole(building / vocabulary.FILE, _json(vocabulary.describe(settings_of(config_yaml))))
+            status = Status("running", 0, settings_of(config_yaml).get("rounds"))
+            write_whole(building / "status.json", status_text(status))
             if federation is not None:
                 write_federation(building, federation)
             try:
                 building.rename(path)  # replaces an empty folder, and nothing else
             except OSError:
-                _refuse_what_is_there(path, config_yaml)  # somebody else was faster
+                refuse_what_is_there(path, config_yaml)  # somebody else was faster
                 raise
         except BaseException:
             shutil.rmtree(building, ignore_errors=True)
@@ -206,7 +121,7 @@ class RunDirectory:
         ignore: Iterable[str] = (),
         wait: float = 0.5,
     ) -> RunDirectory:
-        """Open an existing run for writing, to go on with it after `truncate`.
+        """Open an existing run for writing, to continue it after `truncate`.
 
         `wait` is for how many seconds a process that still writes it is given to end.
 
@@ -218,7 +133,7 @@ class RunDirectory:
         check_is_run(path)
         refuse_links(path)
         if expect_config is not None:
-            _check_config(path, expect_config, tuple(ignore))
+            check_config(path, expect_config, tuple(ignore))
         run = cls(path, FolderLock(path, path, wait))
         run._environment = environment
         return run
@@ -274,7 +189,7 @@ class RunDirectory:
         )
 
     def truncate(self, round: int) -> None:
-        """Forget everything later than `round`, so that the run can go on from that round's checkpoint."""
+        """Forget everything later than `round`, so that the run can be resumed from that round's checkpoint."""
         for file in (self._metrics, self._timings, self._events, self._clients, self._assignments):
             file.truncate(round)
         for number, record in numbered_files(self.path / "records"):
@@ -383,7 +298,7 @@ class RunDirectory:
     ) -> None:
         done = self._status.rounds_done if rounds_done is None else rounds_done
         self._status = Status(state, done, self._status.rounds, sentence)
-        write_whole(self.path / "status.json", _json(asdict(self._status)), durable=durable)
+        write_whole(self.path / "status.json", status_text(self._status), durable=durable)
 
     def _add_environment(self, environment: Mapping[str, Any], round: int) -> None:
         path = self.path / "environment.json"
@@ -412,89 +327,8 @@ def write_federation(folder: Path, federation: Federation) -> None:
     write_whole(tables / "facts.json", _json(federation.facts()))
 
 
-def is_run(path: Path) -> bool:
-    """Whether `path` looks like a run directory."""
-    return (path / "config.yaml").is_file() and (path / "status.json").is_file()
-
-
-def check_is_run(path: Path) -> None:
-    """A `UserError` if `path` is not a run directory, with the runs that stand beside it."""
-    if is_run(path):
-        return
-    folder = path if path.is_dir() else path.parent
-    near = sorted(entry.name for entry in folder.iterdir() if is_run(entry)) if folder.is_dir() else []
-    hint = f" Runs in {folder}: {', '.join(near[-5:])}." if near else ""
-    if not path.exists():
-        raise UserError(f"There is no run {path}: expected the path of a run directory.{hint}")
-    raise UserError(f"{path} is not a run directory: it has no config.yaml and status.json.{hint}")
-
-
-def _refuse_what_is_there(path: Path, config_yaml: str) -> None:
-    if path.is_dir() and is_run(path):
-        status = read_status(path)
-        other = _differences(path, config_yaml, ("name", "storage", "fleet."))
-        if other:
-            raise UserError(
-                f"Run {path} exists already ({status.state}, {status.rounds_done} rounds done) and is of another "
-                f"experiment: {other}. Choose another name with name=..."
-            )
-        raise UserError(
-            f"Run {path} exists already ({status.state}, {status.rounds_done} rounds done); resume it with "
-            f"`{program()} resume {path}`, or choose another name with name=..."
-        )
-    if path.is_dir() and any(path.iterdir()):
-        raise UserError(
-            f"{path} is a folder that is not a run, and a run would mix with what it holds; choose another "
-            "name with name=... or another folder with storage=..."
-        )
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file, and a run needs a folder; choose another name with name=...")
-
-
-def _check_config(path: Path, expected: str, ignore: tuple[str, ...]) -> None:
-    other = _differences(path, expected, ignore)
-    if other:
-        raise UserError(
-            f"Run {path} belongs to another config: {other}. Resume it without changes, or start a new run under "
-            "another name with name=..."
-        )
-
-
-def _differences(path: Path, expected: str, ignore: tuple[str, ...]) -> str:
-    """Where a run's config says something else, in words; empty where nothing does."""
-    theirs = _flat(_settings((path / "config.yaml").read_text(encoding="utf-8")))
-    ours = _flat(_settings(expected))
-    differences = [
-        f"{key} is {theirs.get(key, 'absent')} there and {ours.get(key, 'absent')} here"
-        for key in dict.fromkeys([*theirs, *ours])
-        if theirs.get(key, _ABSENT) != ours.get(key, _ABSENT) and not key.startswith(ignore)
-    ]
-    more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-    return f"{'; '.join(differences[:3])}{more}"
-
-
-_ABSENT = object()
-
-
-def _settings(text: str) -> dict[str, Any]:
-    import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
-
-    content = yaml.safe_load(text)
-    return content if isinstance(content, dict) else {}
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 def _copy(source: Path, target: Path) -> None:
-    """Make a file as another one is, whole or not at all; that one may not be there."""
+    """Make a file as another one is, all or nothing; that one may not be there."""
     if not source.exists():
         target.unlink(missing_ok=True)
     else:

@@ -12,8 +12,10 @@ from archipelago.core.errors import UserError
 from archipelago.core.own_files import numbered_files
 from archipelago.core.registry import nearest
 from archipelago.core.vocabulary import of_run
-from archipelago.runs.directory import Status, check_is_run, is_model, read_status
-from archipelago.runs.growing_files import EventsFile, LongTable, read_csv
+from archipelago.runs.directory import is_model
+from archipelago.runs.files import RunFiles
+from archipelago.runs.growing_files import LongTable, read_csv
+from archipelago.runs.status import Status, check_is_run
 from archipelago.runs.trees import read_arrays, read_arrays_and_metadata
 
 if TYPE_CHECKING:  # pandas takes most of a second to import
@@ -50,27 +52,28 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         check_is_run(self.path)
+        _ = self._files.status  # a run of a newer format is refused at once
+
+    @property
+    def _files(self) -> RunFiles:
+        return RunFiles(self.path)  # without memory: the run may be under way
 
     @property
     def status(self) -> Status:
         """How far the run has come."""
-        return read_status(self.path)
+        return self._files.status
 
     @property
     def config(self) -> DictConfig:
         """The resolved config: `run.config.local.lr`."""
-        from omegaconf import DictConfig, OmegaConf
+        from omegaconf import OmegaConf
 
-        config = OmegaConf.load(self.path / "config.yaml")
-        if not isinstance(config, DictConfig):
-            raise UserError(f"{self.path / 'config.yaml'} is damaged: expected settings, found a list.")
-        return config
+        return OmegaConf.create(dict(self._files.config))
 
     @property
     def environment(self) -> dict[str, Any]:
         """Versions, processor, devices, commit and command."""
-        content: dict[str, Any] = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
-        return content
+        return dict(self._files.environment)
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -87,7 +90,7 @@ class Run:
         """Columns `round` and `text`."""
         import pandas as pd
 
-        return pd.DataFrame(EventsFile(self.path / "events.jsonl").read(), columns=["round", "text"])
+        return pd.DataFrame(self._files.events, columns=["round", "text"])
 
     @property
     def clients(self) -> pd.DataFrame:

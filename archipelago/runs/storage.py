@@ -280,8 +280,8 @@ def writable(address: str, wait: float = 0.0) -> Iterator[tuple[Path, Mirror | N
     if not is_address(address):
         yield Path(address).expanduser(), None
         return
-    from archipelago.runs.directory import FolderLock
     from archipelago.runs.lease import Lease
+    from archipelago.runs.lock import FolderLock
 
     folder = working_copy(address)
     folder.parent.mkdir(exist_ok=True)

@@ -6,37 +6,18 @@ import contextlib
 import csv
 import io
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from archipelago.core.errors import UserError
 from archipelago.core.own_files import refuse_link
 from archipelago.core.program import program
-from archipelago.runs.directory import FolderLock
 from archipelago.runs.lease import Lease
+from archipelago.runs.lock import FolderLock
 from archipelago.runs.storage import is_address, join, read_text, remove_file, write_text
+from archipelago.runs.sweeps import WAITING, Row, is_sweep, read_rows
 from archipelago.sweeps.config import Sweep, Trial, sweep_from
-
-WAITING, RUNNING, FINISHED, STOPPED, FAILED = "waiting", "running", "finished", "stopped", "failed"
-OVER = (FINISHED, STOPPED, FAILED)
-
-
-@dataclass
-class Row:
-    """One line of `trials.csv`."""
-
-    trial: str
-    group: str
-    seed: int
-    status: str = WAITING
-    reason: str = ""
-    run: str = ""
-
-
-def is_sweep(address: str | Path) -> bool:
-    """Whether a sweep lives there."""
-    return read_text(join(str(address), "sweep.yaml")) is not None
 
 
 def sweep_address(sweep: Sweep) -> str:
@@ -48,16 +29,6 @@ def sweep_address(sweep: Sweep) -> str:
 def absolute(address: str) -> str:
     """The same address for a process in another folder or on another node."""
     return address if is_address(address) else str(Path(address).expanduser().resolve())
-
-
-def read_rows(address: str | Path) -> list[Row]:
-    """The lines of `trials.csv`."""
-    text = read_text(join(str(address), "trials.csv"))
-    if text is None:
-        raise UserError(f"There is no sweep {address}: expected sweep.yaml and trials.csv in it.")
-    names = [field.name for field in fields(Row)]
-    rows = csv.DictReader(io.StringIO(text))
-    return [Row(**{**{name: row[name] for name in names}, "seed": int(row["seed"])}) for row in rows]  # type: ignore[arg-type]  # all others are text
 
 
 def _is_begun(path: Path) -> bool:

@@ -10,9 +10,10 @@ from archipelago.core.metrics import client_columns
 from archipelago.core.registry import nearest
 from archipelago.core.settings import ExperimentSettings
 from archipelago.runs.storage import name_of
+from archipelago.runs.sweeps import FINISHED, OVER, RUNNING, STOPPED
 from archipelago.sweeps.axes import with_label
 from archipelago.sweeps.config import Sweep
-from archipelago.sweeps.directory import FINISHED, OVER, RUNNING, STOPPED, SweepDirectory, absolute
+from archipelago.sweeps.directory import SweepDirectory, absolute
 from archipelago.sweeps.resources import check_shared_storage
 from archipelago.sweeps.shared_prefix import in_order, prefix_of, shared_prefixes
 from archipelago.sweeps.tune import TuneSweep

@@ -18,8 +18,9 @@ from typing import Any
 from archipelago.core.errors import UserError
 from archipelago.core.settings import ExperimentSettings
 from archipelago.runs.checkpoints import CheckpointWriter, checkpoints, load
-from archipelago.runs.directory import RunDirectory, is_run, read_status
+from archipelago.runs.directory import RunDirectory
 from archipelago.runs.environment import environment_differences
+from archipelago.runs.status import is_run, read_status
 from archipelago.runs.storage import is_address, name_of, reading
 from archipelago.strategies import Context
 from archipelago.strategies.method import first_late_round, with_late_addons, without_late_addons

@@ -33,8 +33,9 @@ from archipelago.experiments.figures_data import write_examples
 from archipelago.experiments.plan import run_title
 from archipelago.experiments.runner import Drive
 from archipelago.runs.checkpoints import checkpoints, remove_checkpoint
-from archipelago.runs.directory import RunDirectory, is_run, read_status
+from archipelago.runs.directory import RunDirectory
 from archipelago.runs.environment import describe_environment
+from archipelago.runs.status import is_run, read_status
 from archipelago.runs.storage import Mirror, join, name_of, read_text, sibling, writable
 from archipelago.sweeps.config import Trial, with_values
 from archipelago.sweeps.shared_prefix import branch_point, take_rounds

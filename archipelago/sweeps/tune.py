@@ -19,8 +19,9 @@ from actors.placement import capacity
 from archipelago.core.settings import ExperimentSettings
 from archipelago.experiments.config import config_from_yaml, config_to_yaml
 from archipelago.runs.storage import filesystem, is_address, join, read_text, reading
+from archipelago.runs.sweeps import FAILED, FINISHED, OVER, RUNNING, STOPPED
 from archipelago.sweeps.config import Trial
-from archipelago.sweeps.directory import FAILED, FINISHED, OVER, RUNNING, STOPPED, SweepDirectory
+from archipelago.sweeps.directory import SweepDirectory
 from archipelago.sweeps.resources import Reservation, live_nodes, reservation_for
 from archipelago.sweeps.shared_prefix import in_order, prefix_of, shared_prefixes
 from archipelago.sweeps.view import SweepView

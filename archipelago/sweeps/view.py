@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from archipelago.core.vocabulary import registered
 from archipelago.experiments.progress import duration, is_terminal
 from archipelago.runs.storage import join, read_text
-from archipelago.sweeps.directory import FAILED, OVER, RUNNING, Row, SweepDirectory
+from archipelago.runs.sweeps import FAILED, OVER, RUNNING, Row
+from archipelago.sweeps.directory import SweepDirectory
 from archipelago.sweeps.shared_prefix import shared_rounds
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from archipelago.data import DATASETS
 from archipelago.experiments.callbacks import CallbackFailure
 from archipelago.experiments.config import load_config
 from archipelago.experiments.runner import run_experiment
+from archipelago.runs.sweeps import read_rows
 from archipelago.sweeps.config import load_sweep
-from archipelago.sweeps.directory import read_rows
 from tests.support.callbacks import StopAfter
 
 ROOT = Path(__file__).parents[2]

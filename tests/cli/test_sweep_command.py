@@ -19,8 +19,8 @@ from archipelago.cli.listing import List
 from archipelago.cli.results import next_steps
 from archipelago.experiments.runner import run_experiment
 from archipelago.runs.storage import Mirror, join, working_copy
+from archipelago.runs.sweeps import is_sweep, read_rows
 from archipelago.sweeps.config import load_sweep
-from archipelago.sweeps.directory import is_sweep, read_rows
 from tests.support.clusters import ROOT
 from tests.support.experiments import TINY, config_of
 from tests.support.runs import assert_equal_runs

@@ -15,9 +15,9 @@ from archipelago.core.settings import ExperimentSettings
 from archipelago.experiments.config import config_to_yaml
 from archipelago.experiments.config_files import config_names, find_config
 from archipelago.reports.published import deviations, find_table, published_for, rows_of
+from archipelago.runs.sweeps import read_rows
 from archipelago.strategies import METHODS, parse_method
 from archipelago.sweeps.config import Sweep, load_sweep
-from archipelago.sweeps.directory import read_rows
 from tests.support import trial_digests
 
 FOLDER = Path(__file__).parents[2] / "tune_configs"

@@ -188,7 +188,7 @@ def test_third_party_callback_runs_in_process(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = write_module(tmp_path, f"mine_{way[:2]}", monkeypatch)
-    section = f"{module}_diary" if way == "plug-in" else "Diary"
+    section = f"{module}_diary"  # it registers itself: its options have one section, however it is named
     named = (
         [f"plugins=[{module}]", f"callbacks=[{section}]"]
         if way == "plug-in"

@@ -12,8 +12,8 @@ from archipelago.experiments.choose_clusters import Choice
 from archipelago.experiments.config import load_config
 from archipelago.experiments.runner import run_experiment
 from archipelago.reports.groups import Group, make_groups
-from archipelago.reports.runs import find_trials
-from archipelago.runs.directory import FolderLock
+from archipelago.runs.lock import FolderLock
+from archipelago.runs.sweeps import find_trials
 from tests.support.written_runs import write_run, write_sweep
 
 

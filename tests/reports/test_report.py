@@ -35,9 +35,10 @@ from archipelago.reports.figures_results import result_figures
 from archipelago.reports.figures_run import flow_data, run_figures, sprite
 from archipelago.reports.groups import make_groups
 from archipelago.reports.page import figures_in
-from archipelago.reports.runs import RunFiles, find_trials
 from archipelago.reports.table_text import latex
 from archipelago.reports.tables import build_tables
+from archipelago.runs.files import RunFiles
+from archipelago.runs.sweeps import find_trials
 from tests.support.browser import CHROMIUM, look
 from tests.support.callbacks import OnRound
 from tests.support.written_runs import write_csv, write_run, write_sweep

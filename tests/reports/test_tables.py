@@ -25,10 +25,10 @@ from archipelago.reports.published import (
     published_for,
     published_results,
 )
-from archipelago.reports.runs import find_trials
 from archipelago.reports.significance import holm, paired_p
 from archipelago.reports.table_text import as_csv, latex, markdown, print_tables
 from archipelago.reports.tables import Table, build_tables
+from archipelago.runs.sweeps import find_trials
 from tests.support.written_runs import write_run, write_sweep
 
 LAST = {0: 0.5, 1: 0.7, 2: 0.9}  # the mean of the last three rounds of IFCA, by seed

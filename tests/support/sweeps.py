@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from archipelago.runs.sweeps import Row, read_rows
 from archipelago.sweeps.config import Sweep, load_sweep
-from archipelago.sweeps.directory import Row, read_rows
 from tests.support.experiments import TINY
 from tests.support.runs import assert_equal_runs
 

@@ -25,9 +25,10 @@ from archipelago import open_run
 from archipelago.core.errors import UserError
 from archipelago.experiments.runner import run_experiment
 from archipelago.runs.checkpoints import checkpoints
-from archipelago.runs.directory import read_status
+from archipelago.runs.status import read_status
 from archipelago.runs.storage import Mirror, join, local_copy, read_text, reading, remove_file, write_text
-from archipelago.sweeps.directory import SweepDirectory, is_sweep, read_rows
+from archipelago.runs.sweeps import is_sweep, read_rows
+from archipelago.sweeps.directory import SweepDirectory
 from archipelago.sweeps.dry_run import describe, seconds_per_round
 from archipelago.sweeps.resources import _PROBE, Reservation, reservation_for, sees
 from archipelago.sweeps.runner import resume_sweep, run_sweep

@@ -9,7 +9,7 @@ import pytest
 from archipelago.core.errors import UserError
 from archipelago.experiments.config import load_config
 from archipelago.runs.storage import local_copy, working_copy
-from archipelago.sweeps.directory import is_sweep
+from archipelago.runs.sweeps import is_sweep
 from archipelago.sweeps.runner import resume_sweep, run_sweep
 from tests.support import killers
 from tests.support.s3 import s3_server

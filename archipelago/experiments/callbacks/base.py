@@ -80,9 +80,9 @@ class LiveRun:
     @property
     def history(self) -> list[dict[str, Any]]:
         """The rows of `metrics.csv` up to `round`: what a callback rebuilds its state from after a resume."""
-        from archipelago.reports.runs import read_rows
+        from archipelago.runs.files import read_numbers
 
-        return [row for row in read_rows(self.path / "metrics.csv") if row["round"] <= self.round]
+        return [row for row in read_numbers(self.path / "metrics.csv") if row["round"] <= self.round]
 
     def stop(self, reason: str) -> None:
         """End the run after this round: it is finished, and its status says why."""

@@ -186,11 +186,11 @@ def hyperparameters(config: ExperimentSettings) -> dict[str, Any]:
 
 def _rounds_between(run: LiveRun, after: int, last: int) -> Sequence[tuple[dict[str, Any], dict[str, float]]]:
     """Metrics and timings of rounds that are in the run directory already."""
-    from archipelago.reports.runs import read_rows
+    from archipelago.runs.files import read_numbers
 
     if after >= last:
         return []
-    seconds = {row.pop("round"): row for row in read_rows(run.path / "timings.csv")}
+    seconds = {row.pop("round"): row for row in read_numbers(run.path / "timings.csv")}
     for row in seconds.values():
         if "total" in row:  # as a report calls it
             row["round"] = row.pop("total")

@@ -1,14 +1,11 @@
-"""Run directories and sweeps as a report reads them: files only, so a run of another machine will do."""
+"""A run directory as plain values: files only, so a run of another machine will do."""
 
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,8 @@ from typing import Any
 from archipelago.core.errors import UserError
 from archipelago.core.files import complete_lines
 from archipelago.core.own_files import numbered_files
+from archipelago.runs.format import format_of, upgraded_config
+from archipelago.runs.status import Status, read_status
 
 Row = dict[str, Any]
 
@@ -29,19 +28,19 @@ class RunFiles:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """The resolved config as nested mappings."""
-        content = _yaml(self._text("config.yaml"), self.path / "config.yaml")
+        content = read_yaml(self._text("config.yaml"), self.path / "config.yaml")
         if not isinstance(content, dict):
             found = type(content).__name__
             raise UserError(f"{self.path / 'config.yaml'} is damaged: expected settings, found {found}.")
-        return content
+        try:
+            return upgraded_config(content, format_of(self._json("status.json"), self.path))
+        except (AttributeError, ValueError) as error:
+            raise UserError(f"{self.path / 'status.json'} is damaged: {error}.") from error
 
     @cached_property
-    def status(self) -> Mapping[str, Any]:
-        """`state` (running, finished, failed, or interrupted: killed), `rounds_done`, `rounds`, `sentence`."""
-        content: Mapping[str, Any] = self._json("status.json")
-        if content.get("state") == "running" and self._was_killed():
-            return {**content, "state": "interrupted"}
-        return content
+    def status(self) -> Status:
+        """How far the run has come."""
+        return read_status(self.path)
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
@@ -54,12 +53,12 @@ class RunFiles:
     @cached_property
     def metrics(self) -> list[Row]:
         """One row a round; empty cells are left out."""
-        return read_rows(self.path / "metrics.csv")
+        return read_numbers(self.path / "metrics.csv")
 
     @cached_property
     def timings(self) -> list[Row]:
         """Seconds by round and stage."""
-        return read_rows(self.path / "timings.csv")
+        return read_numbers(self.path / "timings.csv")
 
     @cached_property
     def events(self) -> list[Mapping[str, Any]]:
@@ -123,20 +122,6 @@ class RunFiles:
         path = self.path / file
         return dict(load_file(path)) if path.is_file() else {}
 
-    def _was_killed(self) -> bool:
-        """Whether a process of this machine began to write the run, and nobody does any more.
-
-        Its name in the lock file goes when it ends by itself. Of another machine's process nothing can be told.
-        """
-        try:
-            with (self.path / ".lock").open(encoding="utf-8") as file:
-                if not file.read().rstrip().endswith(f" on {os.uname().nodename}"):
-                    return False
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # no lock file, or held, or a file system without locks
-            return False
-        return True
-
     def _text(self, name: str) -> str:
         try:
             return (self.path / name).read_text(encoding="utf-8")
@@ -163,7 +148,8 @@ def _joined(tables: Sequence[Any]) -> dict[str, Any]:
     return {name: np.concatenate([table[name].to_numpy() for table in tables]) for name in names}
 
 
-def _yaml(text: str, path: Path) -> Any:
+def read_yaml(text: str, path: Path) -> Any:
+    """The content of a YAML text that stands in `path`."""
     import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where it was compiled
@@ -173,7 +159,7 @@ def _yaml(text: str, path: Path) -> Any:
         raise UserError(f"The run in {path.parent} cannot be read ({error}).") from error
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_numbers(path: Path) -> list[Row]:
     """The rows of a CSV file of numbers and JSON lists; empty cells are left out."""
     rows = csv.DictReader(io.StringIO(complete_lines(path)))
     try:
@@ -189,110 +175,3 @@ def _value(cell: str) -> Any:
         return int(cell)
     except ValueError:
         return float(cell)
-
-
-# Sweeps -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A run to report on, or one that should have been there: `run` is None where nothing was written."""
-
-    run: RunFiles | None
-    group: str = ""  # as the sweep calls it; empty outside of sweeps
-    seed: int | None = None
-    status: str = ""
-    reason: str = ""
-    tuned: str = ""  # the figure on validation data that the sweep was tuned by; empty where it was not
-    mode: str = "auto"  # max or min, or as the figure says
-    population: bool = (
-        False  # whose members take over states and values of each other's, each seed for itself
-    )
-    sweep: Path | None = None  # its directory; None outside of sweeps
-
-
-def is_sweep(path: Path) -> bool:
-    """Whether `path` is the directory of a sweep."""
-    return (path / "sweep.yaml").is_file() and (path / "trials.csv").is_file()
-
-
-def is_run(path: Path) -> bool:
-    """Whether `path` is a run directory."""
-    return (path / "config.yaml").is_file() and (path / "status.json").is_file()
-
-
-def find_trials(paths: Sequence[str | Path]) -> list[Trial]:
-    """The runs of all given run directories and sweeps, each once, in the order they were given."""
-    found: dict[Path, Trial] = {}
-    missing: list[Trial] = []
-    for path in (Path(given).expanduser() for given in paths):
-        if not is_sweep(path):
-            if not is_run(path):
-                raise UserError(_no_run(path))
-            run = RunFiles(path)
-            found.setdefault(path.resolve(), Trial(run, seed=run.setting("seed"), status=_state(run)))
-            continue
-        for trial in sweep_trials(path):
-            if trial.run is None:
-                missing.append(trial)
-            else:
-                found.setdefault(trial.run.path.resolve(), trial)
-    return [*found.values(), *missing]
-
-
-def sweep_trials(path: Path) -> list[Trial]:
-    """The trials that `trials.csv` names, those that never began included."""
-    trials = []
-    tuning = _tuning(path / "sweep.yaml")
-    for row in csv.DictReader(io.StringIO(complete_lines(path / "trials.csv"))):
-        try:
-            folder = path / row["run"] if row["run"] else None
-            run = RunFiles(folder) if folder is not None and is_run(folder) else None
-            seed = int(row["seed"]) if row["seed"] else None
-            trials.append(Trial(run, row["group"], seed, row["status"], row["reason"], *tuning, path))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path / 'trials.csv'} is damaged: its line {row} cannot be read.") from error
-    return trials
-
-
-def table_of(paths: Sequence[str | Path]) -> str:
-    """The published table that all of these sweeps say they repeat (`sweep.table`); empty if there is no such one."""
-    folders = [Path(given).expanduser() for given in paths]
-    named = {str(_asked(f / "sweep.yaml").get("table") or "") if is_sweep(f) else "" for f in folders}
-    return named.pop() if len(named) == 1 else ""
-
-
-def _asked(file: Path) -> dict[str, Any]:
-    """The section `sweep:` of a sweep's file."""
-    content = _yaml(file.read_text(encoding="utf-8"), file)
-    asked = content.get("sweep") if isinstance(content, dict) else None
-    if not isinstance(asked, dict):
-        raise UserError(f"{file} is damaged: expected the section sweep in it.")
-    return asked
-
-
-def _tuning(file: Path) -> tuple[str, str, bool]:
-    """(figure, max or min or auto) that a sweep was tuned by, and if by a population; ("", "auto", False) if not."""
-    asked = _asked(file)
-    if not asked.get("sample") and asked.get("scheduler", "none") == "none":
-        return "", "auto", False
-    figure = str(asked.get("metric", "validation_micro_accuracy"))
-    return figure, str(asked.get("mode", "auto")), asked.get("scheduler") == "pbt"
-
-
-def _state(run: RunFiles) -> str:
-    return str(run.status.get("state", ""))
-
-
-def _no_run(path: Path) -> str:
-    if not path.exists():
-        return (
-            f"Expected a run directory or a sweep, but there is no {path}: give a folder that a run has made."
-        )
-    inside = (
-        [entry for entry in sorted(path.iterdir()) if is_run(entry) or is_sweep(entry)]
-        if path.is_dir()
-        else []
-    )
-    hint = f"it holds {len(inside)} of them, as in {inside[0]}" if inside else "give one that a run has made"
-    return f"Expected a run directory or a sweep, got {path}: {hint}."

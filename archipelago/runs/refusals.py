@@ -1,0 +1,79 @@
+"""What stands in the way of a new run, or of resuming one: sentences for the user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from archipelago.core.errors import UserError
+from archipelago.core.program import program
+from archipelago.runs.files import RunFiles
+from archipelago.runs.status import is_run, read_status
+
+
+def refuse_what_is_there(path: Path, config_yaml: str) -> None:
+    """A `UserError` if a new run cannot have this path."""
+    if path.is_dir() and is_run(path):
+        status = read_status(path)
+        other = _differences(path, config_yaml, ("name", "storage", "fleet."))
+        if other:
+            raise UserError(
+                f"Run {path} exists already ({status.state}, {status.rounds_done} rounds done) and is of another "
+                f"experiment: {other}. Choose another name with name=..."
+            )
+        raise UserError(
+            f"Run {path} exists already ({status.state}, {status.rounds_done} rounds done); resume it with "
+            f"`{program()} resume {path}`, or choose another name with name=..."
+        )
+    if path.is_dir() and any(path.iterdir()):
+        raise UserError(
+            f"{path} is a folder that is not a run, and a run would mix with what it holds; choose another "
+            "name with name=... or another folder with storage=..."
+        )
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, and a run needs a folder; choose another name with name=...")
+
+
+def check_config(path: Path, expected: str, ignore: tuple[str, ...]) -> None:
+    """A `UserError` if the run in `path` is of another config; keys that start with one of `ignore` may differ."""
+    other = _differences(path, expected, ignore)
+    if other:
+        raise UserError(
+            f"Run {path} belongs to another config: {other}. Resume it without changes, or start a new run under "
+            "another name with name=..."
+        )
+
+
+def _differences(path: Path, expected: str, ignore: tuple[str, ...]) -> str:
+    """Where a run's config says something else, in words; empty where nothing does."""
+    theirs = _flat(RunFiles(path).config)
+    ours = _flat(settings_of(expected))
+    differences = [
+        f"{key} is {theirs.get(key, 'absent')} there and {ours.get(key, 'absent')} here"
+        for key in dict.fromkeys([*theirs, *ours])
+        if theirs.get(key, _ABSENT) != ours.get(key, _ABSENT) and not key.startswith(ignore)
+    ]
+    more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+    return f"{'; '.join(differences[:3])}{more}"
+
+
+_ABSENT = object()
+
+
+def settings_of(text: str) -> dict[str, Any]:
+    """The mapping in a YAML text; empty if it holds something else."""
+    import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
+
+    content = yaml.safe_load(text)
+    return content if isinstance(content, dict) else {}
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

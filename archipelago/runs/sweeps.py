@@ -1,0 +1,136 @@
+"""Sweep directories, read: `sweep.yaml`, `trials.csv` and one run directory for each trial under `runs/`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from archipelago.core.errors import UserError
+from archipelago.core.files import complete_lines
+from archipelago.runs.files import RunFiles, read_yaml
+from archipelago.runs.status import is_run
+from archipelago.runs.storage import join, read_text
+
+WAITING, RUNNING, FINISHED, STOPPED, FAILED = "waiting", "running", "finished", "stopped", "failed"
+OVER = (FINISHED, STOPPED, FAILED)
+
+
+@dataclass
+class Row:
+    """One line of `trials.csv`."""
+
+    trial: str
+    group: str
+    seed: int
+    status: str = WAITING
+    reason: str = ""
+    run: str = ""
+
+
+def is_sweep(address: str | Path) -> bool:
+    """Whether a sweep lives there."""
+    return read_text(join(str(address), "sweep.yaml")) is not None
+
+
+def read_rows(address: str | Path) -> list[Row]:
+    """The lines of `trials.csv`."""
+    text = read_text(join(str(address), "trials.csv"))
+    if text is None:
+        raise UserError(f"There is no sweep {address}: expected sweep.yaml and trials.csv in it.")
+    names = [field.name for field in fields(Row)]
+    rows = csv.DictReader(io.StringIO(text))
+    return [Row(**{**{name: row[name] for name in names}, "seed": int(row["seed"])}) for row in rows]  # type: ignore[arg-type]  # all others are text
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run to report on, or one that should have been there: `run` is None where nothing was written."""
+
+    run: RunFiles | None
+    group: str = ""  # as the sweep calls it; empty outside of sweeps
+    seed: int | None = None
+    status: str = ""
+    reason: str = ""
+    tuned: str = ""  # the figure on validation data that the sweep was tuned by; empty where it was not
+    mode: str = "auto"  # max or min, or as the figure says
+    population: bool = (
+        False  # whose members take over states and values of each other's, each seed for itself
+    )
+    sweep: Path | None = None  # its directory; None outside of sweeps
+
+
+def find_trials(paths: Sequence[str | Path]) -> list[Trial]:
+    """The runs of all given run directories and sweeps, each once, in the order they were given."""
+    found: dict[Path, Trial] = {}
+    missing: list[Trial] = []
+    for path in (Path(given).expanduser() for given in paths):
+        if not is_sweep(path):
+            if not is_run(path):
+                raise UserError(_no_run(path))
+            run = RunFiles(path)
+            found.setdefault(path.resolve(), Trial(run, seed=run.setting("seed"), status=run.status.state))
+            continue
+        for trial in sweep_trials(path):
+            if trial.run is None:
+                missing.append(trial)
+            else:
+                found.setdefault(trial.run.path.resolve(), trial)
+    return [*found.values(), *missing]
+
+
+def sweep_trials(path: Path) -> list[Trial]:
+    """The trials that `trials.csv` names, those that never began included."""
+    trials = []
+    tuning = _tuning(path / "sweep.yaml")
+    for row in csv.DictReader(io.StringIO(complete_lines(path / "trials.csv"))):
+        try:
+            folder = path / row["run"] if row["run"] else None
+            run = RunFiles(folder) if folder is not None and is_run(folder) else None
+            seed = int(row["seed"]) if row["seed"] else None
+            trials.append(Trial(run, row["group"], seed, row["status"], row["reason"], *tuning, path))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path / 'trials.csv'} is damaged: its line {row} cannot be read.") from error
+    return trials
+
+
+def table_of(paths: Sequence[str | Path]) -> str:
+    """The published table that all of these sweeps say they repeat (`sweep.table`); empty if there is no such one."""
+    folders = [Path(given).expanduser() for given in paths]
+    named = {str(_asked(f / "sweep.yaml").get("table") or "") if is_sweep(f) else "" for f in folders}
+    return named.pop() if len(named) == 1 else ""
+
+
+def _asked(file: Path) -> dict[str, Any]:
+    """The section `sweep:` of a sweep's file."""
+    content = read_yaml(file.read_text(encoding="utf-8"), file)
+    asked = content.get("sweep") if isinstance(content, dict) else None
+    if not isinstance(asked, dict):
+        raise UserError(f"{file} is damaged: expected the section sweep in it.")
+    return asked
+
+
+def _tuning(file: Path) -> tuple[str, str, bool]:
+    """(figure, max or min or auto) that a sweep was tuned by, and if by a population; ("", "auto", False) if not."""
+    asked = _asked(file)
+    if not asked.get("sample") and asked.get("scheduler", "none") == "none":
+        return "", "auto", False
+    figure = str(asked.get("metric", "validation_micro_accuracy"))
+    return figure, str(asked.get("mode", "auto")), asked.get("scheduler") == "pbt"
+
+
+def _no_run(path: Path) -> str:
+    if not path.exists():
+        return (
+            f"Expected a run directory or a sweep, but there is no {path}: give a folder that a run has made."
+        )
+    inside = (
+        [entry for entry in sorted(path.iterdir()) if is_run(entry) or is_sweep(entry)]
+        if path.is_dir()
+        else []
+    )
+    hint = f"it holds {len(inside)} of them, as in {inside[0]}" if inside else "give one that a run has made"
+    return f"Expected a run directory or a sweep, got {path}: {hint}."

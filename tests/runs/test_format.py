@@ -1,0 +1,70 @@
+"""The format of run directories: committed runs of the first one open, newer ones are refused, one status for all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from archipelago import open_run
+from archipelago.core.errors import UserError
+from archipelago.runs import format as run_format
+from archipelago.runs.files import RunFiles
+from archipelago.runs.lock import FolderLock
+from archipelago.runs.sweeps import find_trials
+from tests.support.written_runs import write_run
+
+RESULTS = Path(__file__).parents[2] / "results"
+COMMITTED = [RESULTS / "cifar10-global-first", *sorted((RESULTS / "cifar10/runs").iterdir())]
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
+def test_format_1_of_committed_runs_is_upgraded_in_memory_and_never_on_disk(path: Path) -> None:
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    assert "format" not in json.loads((path / "status.json").read_text())
+    run, files = open_run(path), RunFiles(path)
+    assert run.config.callbacks == [] and files.setting("loggers") == [] and files.setting("plugins") == []
+    assert run.config.method == files.setting("method") and len(run.metrics) == len(files.metrics) > 0
+    (trial,) = find_trials([path])
+    assert trial.status == run.status.state == files.status.state
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+def test_format_newer_than_known_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    status = json.loads((path / "status.json").read_text())
+    (path / "status.json").write_text(json.dumps({**status, "format": run_format.FORMAT + 1}))
+    for read in (open_run, lambda path: RunFiles(path).config, lambda path: find_trials([path])):
+        with pytest.raises(UserError, match=rf"format {run_format.FORMAT + 1}.*update"):
+            read(path)
+
+
+def test_format_migrations_are_applied_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_format, "FORMAT", 3)
+    monkeypatch.setitem(run_format.MIGRATIONS, 2, lambda config: {**config, "seen": config["callbacks"]})
+    assert RunFiles(write_run(tmp_path / "run")).setting("seen") == []
+
+
+def test_format_has_a_migration_from_every_older_version() -> None:
+    assert sorted(run_format.MIGRATIONS) == list(range(1, run_format.FORMAT))
+
+
+def test_status_of_open_run_and_of_reports_is_one(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", state="running")
+
+    def states() -> set[str]:
+        return {open_run(path).status.state, RunFiles(path).status.state, find_trials([path])[0].status}
+
+    assert states() == {"running"}  # a copy without its lock: nothing can be told
+    lock = FolderLock(path, path)
+    named = (path / ".lock").read_text()
+    assert states() == {"running"}
+    lock.release()
+    assert states() == {"interrupted"}
+    (path / ".lock").write_text(named)  # as a kill leaves it
+    assert states() == {"interrupted"}
+    (path / ".lock").write_text("process 1 on another-machine\n")
+    assert states() == {"running"}
