@@ -15,6 +15,8 @@ sentence that the command line prints. Objects read run directories when they ar
 
 from __future__ import annotations
 
+import functools
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +49,10 @@ class Run(reader.Run):
         """One of its figures, by matplotlib: a notebook shows it. `run.figures` lists the names."""
         from archipelago.reports.api import draw
 
-        return draw(self.path, name)
+        figure = draw(self.path, name)
+        # A notebook shows figures of pyplot alone, and these are nobody's but the caller's: they show themselves.
+        figure._repr_png_ = functools.partial(_png, figure)  # type: ignore[attr-defined]  # asked for by IPython
+        return figure
 
     @property
     def figures(self) -> list[str]:
@@ -251,6 +256,12 @@ def partition(config: str | Path | None = None, **settings: Any) -> pd.DataFrame
     )
     clients = pd.DataFrame(federation.tables()["clients"]).set_index("client")
     return clients.join(held.add_prefix("class "))
+
+
+def _png(figure: Figure) -> bytes:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", bbox_inches="tight")
+    return picture.getvalue()
 
 
 # What was given --------------------------------------------------------------------------------------------
