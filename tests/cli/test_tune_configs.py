@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import archipelago.cli.main
+from archipelago.cli.run import DEMONSTRATION
 from archipelago.core.settings import ExperimentSettings
 from archipelago.experiments.config import config_to_yaml
 from archipelago.experiments.config_files import config_names, find_config
@@ -104,7 +105,7 @@ def test_the_commands_of_an_example_run_the_file_they_stand_in(name: str) -> Non
     assert commands
     for command in commands:
         named = re.search(r"--config tune_configs/(\S+)\.yaml", command)
-        assert (named.group(1) if named else archipelago.cli.main.DEMONSTRATION.stem) == name, command
+        assert (named.group(1) if named else DEMONSTRATION.stem) == name, command
 
 
 @pytest.mark.parametrize("name", [*TABLES, *SMALL, *OTHERS])
