@@ -67,6 +67,30 @@ def test_a_job_on_nodes_that_carry_the_project(head: Head, tmp_path: Path) -> No
     check_results(tmp_path / "job", tmp_path)
 
 
+def test_job_by_the_installed_command_needs_no_checkout(head: Head, tmp_path: Path) -> None:
+    """`ray job submit -- archipelago ...`, with a plug-in in the job's working directory and nothing else there."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "my_sets.py").write_text(
+        "from archipelago.strategies.base import METHODS\n"
+        "from archipelago.strategies.fedavg import FedAvg\n\n\n"
+        "@METHODS.register('job_average', 'FedAvg under another name', label='Job average')\n"
+        "class JobAverage(FedAvg):\n    pass\n"
+    )
+    tiny = [each for each in EXPERIMENT if not each.startswith("method=")]
+    done = head.call(
+        "ray", "job", "submit", "--address", head.dashboard, "--working-dir", str(folder), "--",
+        "archipelago", *tiny, "plugins=[my_sets]", "method=job_average", f"storage={tmp_path}", "name=job",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found, same = (
+        open_run(tmp_path / "job"),
+        run_experiment(config_of("method=fedavg"), tmp_path / "here", quiet=True),
+    )
+    assert found.status.state == "finished"
+    assert (found.path / "metrics.csv").read_bytes() == (same / "metrics.csv").read_bytes()
+
+
 @pytest.mark.full
 def test_a_run_ended_from_outside_says_how_to_go_on(head: Head, tmp_path: Path) -> None:
     long = [setting for setting in EXPERIMENT if not setting.startswith("rounds=")]
