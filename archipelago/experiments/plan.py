@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from actors.session import Plan
 from archipelago.core.errors import UserError
 from archipelago.core.settings import ExperimentSettings
 from archipelago.data import Federation
-from archipelago.experiments.config import options
+from archipelago.experiments.checks import listener_sections, options
 from archipelago.runs.storage import is_address, join
 
 
@@ -24,7 +25,7 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         method=config.method,
         ensemble=list(config.ensemble),
         combine=config.combine,
-        options=options(config),
+        options=_options_of_algorithms(config),
         clients=config.clients,
         holdout_clients=config.holdout_clients,
         clusters=config.clusters,
@@ -64,6 +65,12 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         for c in federation.clients
     ]
     return Plan(server, block, config.fleet, clients, federation.x, federation.y, run_title(config))
+
+
+def _options_of_algorithms(config: ExperimentSettings) -> dict[str, Any]:
+    """Callbacks and loggers live in the driver: their options, of classes that actors may not have, stay there."""
+    listeners = listener_sections()
+    return {name: section for name, section in options(config).items() if name not in listeners}
 
 
 def method_name(config: ExperimentSettings) -> str:
