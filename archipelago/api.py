@@ -185,7 +185,7 @@ def sweep(
     """Run every combination of what varies, on Ray Tune.
 
     What varies are keyword arguments: `methods`, `data`, `partitions`, `clusters` (as lists), `grid={"local.lr":
-    [0.01, 0.1]}`, `cases`, `sample`, `seeds`; how trials are chosen and run is `sweep={"sampler": "optuna"}`; every
+    [0.01, 0.1]}`, `cases`, `sample`, `seeds`; how trials are chosen and run is `sweep={"concurrent": 2}`; every
     other keyword is a setting of all trials.
     """
     from archipelago.sweeps.config import load_sweep

@@ -90,7 +90,7 @@ class Registry(Mapping[str, Entry[T]]):
     def __init__(self, kind: str, *, section: str | None = None, base: type | None = None) -> None:
         self.kind, self.section, self.base = kind, section, base
         self._entries: dict[str, Entry[T]] = {}
-        self._paths: dict[str, str] = {}  # import path of an entry that registered itself -> its name
+        self.paths: dict[str, str] = {}  # import path of an entry that registered itself -> its name
         REGISTRIES[kind] = self
 
     def register(
@@ -121,9 +121,9 @@ class Registry(Mapping[str, Entry[T]]):
 
     def entry(self, name: str) -> Entry[T]:
         """The entry called `name`, or at that import path; a `UserError` that says what there is, otherwise."""
-        if name not in self._entries and name not in self._paths and IMPORT_PATH.fullmatch(name):
+        if name not in self._entries and name not in self.paths and IMPORT_PATH.fullmatch(name):
             self._import(name)
-        known = self._paths.get(name, name)
+        known = self.paths.get(name, name)
         if known not in self._entries:
             raise UserError(f"Unknown {self.kind} '{name}'. {nearest(name, self._entries)}")
         return self._entries[known]
@@ -147,7 +147,7 @@ class Registry(Mapping[str, Entry[T]]):
             raise UserError(f"Expected {self.kind} '{path}' to be {wanted}, got {found!r}: name another one.")
         for entry in list(self._entries.values()):
             if getattr(entry.value, "origin", entry.value) is found:
-                self._paths[path] = entry.name
+                self.paths[path] = entry.name
                 return
         summary = (found.__doc__ or "").strip().splitlines()
         self.adopt(path, summary[0] if summary else "", found)

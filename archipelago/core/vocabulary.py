@@ -150,9 +150,10 @@ def registered() -> Vocabulary:
 
 
 def registered_labels() -> dict[str, str]:
-    """{name: label} of the methods and add-ons whose modules this process has imported."""
+    """{name or import path: label} of the methods and add-ons whose modules this process has imported."""
     tables = [REGISTRIES[kind] for kind in _PARTS_OF_METHODS if kind in REGISTRIES]
-    return {name: entry.label for table in tables for name, entry in table.items()}
+    names = {name: entry.label for table in tables for name, entry in table.items()}
+    return names | {path: table[name].label for table in tables for path, name in table.paths.items()}
 
 
 def describe(config: Mapping[str, Any]) -> dict[str, Any]:

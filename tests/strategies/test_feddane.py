@@ -41,7 +41,7 @@ def test_mu_and_the_linear_term_change_the_numbers():
     assert without_mu.base.model.tolist() == pytest.approx([0.777475], rel=1e-6)
     without_correction, _ = after_one_round(TWO, mu=0.5, method="fedprox", lr=0.01, steps=2)
     # FedProx: 1.02, then -1.96 + 0.01 = -1.95, 1.0395; 0.84, then 14.72 - 0.08 = 14.64, 0.6936.
-    assert without_correction.model.tolist() == pytest.approx([0.780075], rel=1e-6)
+    assert without_correction.base.model.tolist() == pytest.approx([0.780075], rel=1e-6)
 
 
 def test_the_gradient_of_the_linear_term_is_its_finite_difference():

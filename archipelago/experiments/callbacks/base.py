@@ -25,11 +25,11 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from archipelago.core.errors import UserError
 from archipelago.core.plugins import import_path
-from archipelago.core.registry import Registry
+from archipelago.core.registry import Entry, Registry
 from archipelago.core.settings import ExperimentSettings
 
 if TYPE_CHECKING:
@@ -145,6 +145,8 @@ class Callback:
         """The last call, after success, failure or a pause: release what `on_start` opened."""
 
 
+T = TypeVar("T")
+
 CALLBACKS: Registry[type[Callback]] = Registry("callback", base=Callback)
 
 _ALWAYS = ("on_failure", "on_close")  # called for everybody, whatever another callback raises
@@ -222,8 +224,16 @@ def options_of(entry: Any, config: ExperimentSettings) -> Any:
 def check_callbacks(config: ExperimentSettings) -> None:
     """Refuse unknown callbacks, and settings that one of them cannot work with."""
     for name in config.callbacks:
-        entry = CALLBACKS.entry(name)
+        entry = named_in("callbacks", CALLBACKS, name)
         entry.value.check(options_of(entry, config), config)
+
+
+def named_in(setting: str, registry: Registry[T], name: str) -> Entry[T]:
+    """The entry that a list of names in a setting means; a sentence about it names the setting."""
+    try:
+        return registry.entry(name)
+    except UserError as error:
+        raise UserError(f"Expected {setting} to list what can be found, got '{name}': {error}") from error
 
 
 def callbacks_from(config: ExperimentSettings) -> list[Callback]:

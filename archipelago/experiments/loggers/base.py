@@ -13,7 +13,14 @@ from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
 from archipelago.core.registry import Entry, Registry
 from archipelago.core.settings import ExperimentSettings
-from archipelago.experiments.callbacks.base import Callback, LiveRun, cause_of, make_with, options_of
+from archipelago.experiments.callbacks.base import (
+    Callback,
+    LiveRun,
+    cause_of,
+    make_with,
+    named_in,
+    options_of,
+)
 
 if TYPE_CHECKING:
     from actors.reports import RoundReport
@@ -28,7 +35,7 @@ _MEMORY = (
 def check_loggers(config: ExperimentSettings) -> None:
     """Refuse unknown loggers and those whose package is not installed, before anything is started."""
     for name in logger_names(config):
-        needs = LOGGERS.entry(name).capabilities.get("needs")
+        needs = named_in("loggers", LOGGERS, name).capabilities.get("needs")
         if needs is not None and importlib.util.find_spec(needs) is None:
             raise UserError(
                 f"Expected the package {needs} for loggers=[{name}], got an environment without it: install it with "
