@@ -241,7 +241,9 @@ def test_sampler_registered_in_this_process_draws_the_points(own_entries: object
 def test_sampler_and_scheduler_are_named_in_their_own_files_only() -> None:
     """What others must know is declared by the entry; `settings.py` has the two defaults."""
     own = {ROOT / "archipelago/sweeps/samplers.py", ROOT / "archipelago/sweeps/schedulers.py"}
-    own |= {ROOT / "archipelago/runs/sweeps.py"}  # reads sweep.yaml of every age, also from before entries declared it
+    own |= {
+        ROOT / "archipelago/runs/sweeps.py"
+    }  # reads sweep.yaml of every age, also from before entries declared it
     compared = re.compile(r"(sampler|scheduler)\b[^\n]{0,4} (==|!=|in|not in) [(\"]")
     names = re.compile(f'"({"|".join({*SAMPLERS, *SCHEDULERS} - {"grid", "random", "none", "median"})})"')
     for path in {*(ROOT / "archipelago").rglob("*.py"), *(ROOT / "actors").rglob("*.py")} - own:
