@@ -126,6 +126,7 @@ def test_extension_survives_a_kill_and_a_resume(folder: Path) -> None:
     assert (folder / "killed/metrics.csv").read_bytes() == (folder / "whole/metrics.csv").read_bytes()
 
 
+@pytest.mark.full
 @pytest.mark.ray
 def test_extension_on_two_ray_actors_and_in_trials_has_the_bits_of_this_process(folder: Path) -> None:
     """On a cluster of the driver's own, whose workers know the folder because it is the driver's."""

@@ -115,6 +115,7 @@ def test_own_metric_tunes_a_sweep(tmp_path: Path) -> None:
     assert best.cells["micro_surprise"].rank == 1
 
 
+@pytest.mark.full
 @pytest.mark.ray
 def test_own_metric_has_the_same_bits_on_ray(tmp_path: Path) -> None:
     run_with_plugin(tmp_path, "name=here", "method=ifca", "fleet.backend=in_process")

@@ -113,6 +113,7 @@ def test_clustering_by_import_path_and_by_name_of_a_plugin(tmp_path):
     assert one_way[0] == other_way[0] and one_way[1] != other_way[1]  # the same clusters in another order
 
 
+@pytest.mark.full
 @pytest.mark.ray
 def test_rules_of_a_plugin_give_the_same_bits_on_actors(tmp_path):
     (tmp_path / "my_rules.py").write_text(RULES)

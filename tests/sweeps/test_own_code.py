@@ -261,6 +261,7 @@ def test_sampler_of_a_plugin_in_a_sweep_without_ray(tmp_path: Path) -> None:
     assert {row.status for row in rows.values()} == {"finished"}
 
 
+@pytest.mark.full
 @pytest.mark.ray
 def test_sampler_and_scheduler_of_somebody_else_on_ray_tune(ray_cluster: Path, tmp_path: Path) -> None:
     """The sampler by import path, the scheduler by the name that a plug-in gives it; options of both are settings."""
@@ -278,6 +279,7 @@ def test_sampler_and_scheduler_of_somebody_else_on_ray_tune(ray_cluster: Path, t
     assert [len(open_run(tmp_path / "results/searched" / row.run).metrics) for row in rows] == [3, 2, 2]
 
 
+@pytest.mark.full
 @pytest.mark.ray
 def test_methods_of_somebody_else_in_a_sweep_that_is_killed_and_resumed(
     ray_cluster: Path, tmp_path: Path
