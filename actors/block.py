@@ -146,7 +146,7 @@ class ClientBlock:
         return TrainJob(
             client=client,
             start=start,
-            batches=self._batches(client, request, side),
+            batches=self._batches(client, request, side, self.clients[client].train),
             seed=torch_seed(
                 self.setup.seed, "training", slot=request.slot, round=request.round, client=client
             ),
@@ -172,12 +172,14 @@ class ClientBlock:
         table = self.states.of(client)[name]
         return self.clients[client].train, np.ascontiguousarray(table[:, column], np.float32)
 
-    def _batches(self, client: int, request: TrainRequest, side: ClientSide) -> list[npt.NDArray[np.int64]]:
+    def _batches(
+        self, client: int, request: TrainRequest, side: ClientSide, indices: npt.NDArray[np.int64]
+    ) -> list[npt.NDArray[np.int64]]:
         """Shuffled passes over the client's training samples, cut into batches; the last of a pass is short.
 
         Every round draws fresh permutations, so that no cursor has to be remembered (DECISIONS.md, entry 7).
         """
-        local, indices = self.setup.local, self.clients[client].train
+        local = self.setup.local
         per_pass = -(-len(indices) // local.batch)
         steps = local.steps if local.epochs is None else local.epochs * per_pass
         if request.step_share is not None:

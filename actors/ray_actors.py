@@ -46,11 +46,11 @@ class ClientActor:
         y: npt.NDArray[Any],
     ) -> str:
         """Load the clients; `x` and `y` are read where the object store holds them. Returns the device."""
-        from actors.block import ClientBlock  # Lightning is imported here and not in the server
+        from actors.blocks import make_block  # Lightning is imported here and not in the server
         from actors.devices import claim_device
 
         self.device = claim_device(setup.gpus)
-        self.block = ClientBlock(setup, clients, x, y, self.device)
+        self.block = make_block(setup, clients, x, y, self.device)
         return self.device
 
     def call(self, method: str, arguments: tuple[Any, ...], *arrays: npt.NDArray[Any]) -> Any:

@@ -90,7 +90,7 @@ class InProcessSession:
     def __init__(
         self, plan: Plan, checkpoint: Checkpoint | None = None, blocks: list[list[int]] | None = None
     ) -> None:
-        from actors.block import ClientBlock
+        from actors.blocks import make_block
         from actors.devices import claim_device
         from actors.fleet import InProcessFleet
 
@@ -102,7 +102,7 @@ class InProcessSession:
         device = claim_device(plan.fleet.gpus)
         self._shortfall = _without_gpu([device] * len(blocks), plan.fleet.gpus)
         made = [
-            ClientBlock(plan.block, {c: plan.clients[c] for c in block}, plan.x, plan.y, device)
+            make_block(plan.block, {c: plan.clients[c] for c in block}, plan.x, plan.y, device)
             for block in blocks
         ]
         self.fleet = InProcessFleet(made, plan.server.sizes, plan.server.not_finite)

@@ -78,6 +78,10 @@ class FlatModel:
         self._slots = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._loaded: Vector | None = None
 
+    def tensors(self) -> list[tuple[ModelEntry, Tensor]]:
+        """Every tensor of the live model and where it stands in the vector."""
+        return [(entry, tensor) for entry, (tensor, _) in zip(self.spec.entries, self._views, strict=True)]
+
     def load(self, vector: Vector) -> None:
         """Make this model the live one; loading the same read-only memory again costs nothing."""
         held = self._loaded
@@ -141,7 +145,7 @@ class FlatModel:
     def flat_gradient(self) -> Vector:
         """The gradients of the live parameters as a vector (buffers and untouched parameters: zero)."""
         out = torch.zeros_like(self.flat)
-        for entry, (tensor, _) in zip(self.spec.entries, self._views, strict=True):
+        for entry, tensor in self.tensors():
             if entry.kind == "parameter" and tensor.grad is not None:
                 out[entry.start : entry.stop] = tensor.grad.reshape(-1)
         value = out.cpu().numpy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +70,16 @@ class _LastInputs:
         return chunk
 
 
+class RawSamples(NamedTuple):
+    """Samples as they came, and what normalises them."""
+
+    x: npt.NDArray[np.generic]
+    y: npt.NDArray[np.generic]
+    mean: npt.ArrayLike
+    std: npt.ArrayLike
+    classes: int | None
+
+
 class Samples:
     """Inputs and targets of the whole federation, read from shared memory.
 
@@ -91,6 +102,7 @@ class Samples:
         chunk: int = 512,
         channels_last: bool = False,
     ) -> None:
+        self._raw = RawSamples(x, y, mean, std, classes)
         self.remembered = RememberedOutputs()
         self.chunk = chunk  # samples per forward pass where no gradient is needed
         self.device = torch.device(device)
@@ -114,6 +126,10 @@ class Samples:
             position[index] = torch.arange(len(index))
             self._x = self._normalised(self._x[index]).to(self.device)
             self._position = position
+
+    def raw(self) -> RawSamples:
+        """Samples and normalisation as they were given."""
+        return self._raw
 
     def batch(self, index: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Inputs and targets of some samples, on the device."""
@@ -141,8 +157,11 @@ class Samples:
 
     def targets(self, index: npt.NDArray[np.int64]) -> Tensor:
         """Targets alone, on the device."""
-        rows = tensor_of(np.asarray(index, np.int64))
-        return self._y.index_select(0, rows).to(self._y_type).to(self.device, non_blocking=True)
+        return self.host_targets(index).to(self.device, non_blocking=True)
+
+    def host_targets(self, index: npt.NDArray[np.int64]) -> Tensor:
+        """Targets alone, where the samples are."""
+        return self._y.index_select(0, tensor_of(np.asarray(index, np.int64))).to(self._y_type)
 
     def _normalised(self, x: Tensor) -> Tensor:
         """`x` was indexed out and belongs to us: in place, which spares a third of the time."""

@@ -129,7 +129,7 @@ def _plan(ray: RayProbe) -> Rows:
         placement = str(error)
     engine = config.local.engine
     if engine == "auto":
-        engine = "vmap (GPU)" if fleet.gpus else "loop (CPU)"
+        engine = "stacked (GPU)" if fleet.gpus else "loop (CPU)"
     try:
         check(config)
         storage = f"{Path(config.storage).expanduser().resolve()} (can be written)"
