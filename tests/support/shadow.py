@@ -17,7 +17,7 @@ dispatch mode below torch.func and autograd carries labels from inputs to output
 - a *copy* to or from the device, with its bytes: `.to`, `.cpu`, `copy_` between devices, `torch.tensor(device=)`, an
   index of the CPU in `x[index]`, `.item()` (one value);
 - a *synchronisation*: `.item()`, `float()`, `.tolist()`, `nonzero` and masks as indices, sizes that depend on values,
-  a copy to the CPU that is not `non_blocking`, `torch.cuda.synchronize()`. (A copy *to* the device never counts as one.)
+  a copy to the CPU that is not `non_blocking`, `torch.cuda.synchronize()`; never a copy *to* the device.
 
 What it cannot see:
 
@@ -62,8 +62,17 @@ class ShadowDevice:
             calls = Calls()
             for target, name, value in _answers(self.book):
                 stack.enter_context(mock.patch.object(target, name, value))
+            devices = Devices(self.book, calls)
+            run_backward = torch.autograd._engine_run_backward
+
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                """Hooks and backward functions written in Python ask for devices, too."""
+                with devices:
+                    return run_backward(*args, **kwargs)
+
+            stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", watched))
             stack.enter_context(Operations(self.book, calls))
-            stack.enter_context(Devices(self.book, calls))
+            stack.enter_context(devices)
             self._stack = stack.pop_all()
         return self
 
@@ -210,7 +219,7 @@ def _answers(book: Book) -> Iterator[tuple[Any, str, Any]]:
         "is_bf16_supported": True, "manual_seed": None, "manual_seed_all": None,
     }  # fmt: skip
     for name, value in constants.items():
-        yield torch.cuda, name, (lambda value: lambda *args, **kwargs: value)(value)
+        yield torch.cuda, name, lambda *_, value=value, **__: value
     yield torch.cuda, "synchronize", synchronise
     yield torch.cuda, "mem_get_info", lambda *_: (storages.memory - storages.live(), storages.memory)
     yield torch.cuda, "memory_allocated", lambda *_: storages.live()
@@ -222,3 +231,4 @@ def _answers(book: Book) -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "default_stream", lambda *_: Stream()
     yield torch.cuda, "stream", lambda stream: stream if stream is not None else Stream()
     yield torch, "Generator", _Generator
+    yield torch.Tensor, "record_stream", lambda self, stream: None

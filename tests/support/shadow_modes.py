@@ -20,8 +20,8 @@ NO_KERNEL = {  # memory without a kernel, or a new name for the same memory
 }  # fmt: skip
 # The host waits for a size or a value (for `.item()` too).
 SYNCHRONISING = {
-    aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.unique_dim_consecutive,
-    aten.bincount, aten.equal, aten.is_nonzero, aten.multinomial, aten._local_scalar_dense, aten.histc,
+    aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.bincount,
+    aten.equal, aten.is_nonzero, aten.multinomial, aten._local_scalar_dense, aten.histc,
 }  # fmt: skip
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 LIKE = {  # new memory after an example, which the call may want elsewhere
@@ -81,7 +81,7 @@ class Operations(TorchDispatchMode):
         if here == DEVICE:
             for tensor in outputs:
                 book.storages.put(tensor)
-            self._count(func, packet, inputs, outputs, known, args)
+            self._count(func, packet, inputs, outputs, known, args, kwargs)
         return out
 
     def _transferred(self, source: Tensor, out: Tensor) -> Tensor:
@@ -176,11 +176,13 @@ class Operations(TorchDispatchMode):
         outputs: list[Tensor],
         known: set[int],
         args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
         if self.calls.checks and packet in (aten.aminmax, aten.min, aten.max, aten._local_scalar_dense):
             return
         name, at = str(packet).removeprefix("aten."), where()
-        if packet in SYNCHRONISING or _selects(packet, args):
+        repeats = packet is aten.repeat_interleave and kwargs.get("output_size") is None
+        if packet in SYNCHRONISING or repeats or _selects(packet, args):
             self.book.add(name, at, synchronisations=1)
         if packet is aten._local_scalar_dense:
             self.book.add(name, at, d2h_copies=1, d2h_bytes=inputs[0].element_size())
@@ -372,20 +374,6 @@ def _made(mode: Devices, func: Any, *args: Any, device: Any = None, **kwargs: An
     return mode.move(made.detach(), DEVICE).requires_grad_(made.requires_grad)
 
 
-def _backward(mode: Devices, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> None:
-    """With this mode on: hooks and backward functions written in Python ask for devices, too."""
-    names = ("gradient", "retain_graph", "create_graph", "inputs")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    with mode:
-        torch.autograd.backward(
-            x,
-            given.get("gradient"),
-            given.get("retain_graph"),
-            given.get("create_graph", False),
-            inputs=given.get("inputs"),
-        )
-
-
 def _deepcopy(mode: Devices, func: Any, x: Tensor, memo: dict[int, Any]) -> Tensor:
     if mode.label(x) == CPU:
         return func(x, memo)
@@ -410,10 +398,6 @@ def _one_hot(mode: Devices, func: Any, x: Tensor, num_classes: int = -1) -> Tens
         mode.calls.checks = False
 
 
-def _nothing(mode: Devices, func: Any, x: Tensor, *rest: Any) -> None:
-    return None
-
-
 def _getters(names: Iterable[str]) -> Iterator[Any]:
     for name in names:
         yield getattr(Tensor, name).__get__
@@ -429,9 +413,7 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.numpy: _numpy,
     Tensor.__array__: _numpy,
     Tensor.tolist: _tolist,
-    Tensor.backward: _backward,
     Tensor.__deepcopy__: _deepcopy,
-    Tensor.record_stream: _nothing,
     Tensor.new_tensor: _made,
     torch.tensor: _made,
     torch.as_tensor: _made,
