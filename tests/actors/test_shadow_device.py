@@ -21,12 +21,19 @@ def device():
 def test_shadow_tensors_say_where_they_are(device):
     here, there = torch.ones(2, 3), torch.ones(2, 3).to(DEVICE)
     assert (here.device, there.device) == (torch.device("cpu"), torch.device(DEVICE))
-    assert (there.is_cuda, there.is_cpu, there.get_device(), here.is_cuda, here.is_cpu) == (True, False, 0, False, True)
+    assert (there.is_cuda, there.is_cpu, there.get_device(), here.is_cuda, here.is_cpu) == (
+        True,
+        False,
+        0,
+        False,
+        True,
+    )
     followers = [
         there + 1, there[0], there.t().contiguous(), torch.zeros_like(there), there.new_zeros(2), there.double(),
         torch.zeros(2, device=DEVICE), torch.tensor([1.0], device="cuda"), torch.arange(3, device=there.device),
         torch.as_tensor(np.ones(2), device=DEVICE), here.cuda(), here.type_as(there),
-        nn.Linear(2, 2, device=DEVICE).weight, nn.Linear(2, 2).to(DEVICE).weight, copy.deepcopy(there), torch.stack([there, there]).sum(),
+        nn.Linear(2, 2, device=DEVICE).weight, nn.Linear(2, 2).to(DEVICE).weight, copy.deepcopy(there),
+        torch.stack([there, there]).sum(),
         torch.rand(2, device=DEVICE, generator=torch.Generator(device=DEVICE).manual_seed(0)),
     ]  # fmt: skip
     assert {str(each.device) for each in followers} == {DEVICE}
@@ -250,7 +257,11 @@ def test_shadow_memory_runs_out_and_comes_back():
 
 def test_shadow_pinned_memory_and_streams(device):
     pinned, plain = torch.ones(3).pin_memory(), torch.ones(3)
-    assert (pinned.is_pinned(), torch.ones(3, pin_memory=True).is_pinned(), plain.is_pinned()) == (True, True, False)
+    assert (pinned.is_pinned(), torch.ones(3, pin_memory=True).is_pinned(), plain.is_pinned()) == (
+        True,
+        True,
+        False,
+    )
     with torch.cuda.stream(torch.cuda.Stream()) as stream:
         pinned.to(DEVICE, non_blocking=True).record_stream(stream)
         torch.cuda.current_stream().wait_stream(stream)
@@ -293,7 +304,9 @@ def test_shadow_session_loop_engine_by_hand():
     tensors = 4  # weights and biases of two layers
     train = counts["train"]
     assert train.d2h_copies == train.synchronisations == clients * (tensors + 2)  # momenta, model, objective
-    loads = sum(copy.stage == "train" and copy.shape == (shadow.parameters,) and copy.to == DEVICE for copy in copies)
+    loads = sum(
+        copy.stage == "train" and copy.shape == (shadow.parameters,) and copy.to == DEVICE for copy in copies
+    )
     assert train.h2d_copies == loads + clients * (tensors + 2 * steps)
     assert loads in (clients - 1, clients)  # the model of the last evaluation may be there already
     losses = counts["losses"]

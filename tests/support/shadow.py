@@ -42,7 +42,8 @@ from unittest import mock
 import torch
 
 from tests.support.shadow_book import DEVICE, Book, Copy, Counts, Kernel, Mixed, where
-from tests.support.shadow_modes import Calls, Devices, Operations
+from tests.support.shadow_devices import Devices
+from tests.support.shadow_operations import Calls, Operations
 
 __all__ = ["DEVICE", "Copy", "Counts", "Kernel", "Mixed", "ShadowDevice"]
 

@@ -71,7 +71,9 @@ def shadow_session(
                 return reach(self, method, *args, **kwargs)
 
         with mock.patch.object(InProcessFleet, "_reach", counted):
-            session = InProcessSession(plan, checkpoint, None if blocks is None else [list(b) for b in blocks])
+            session = InProcessSession(
+                plan, checkpoint, None if blocks is None else [list(b) for b in blocks]
+            )
             assert not session.shortfall(), session.shortfall()
             try:
                 yield ShadowSession(plan, device, session)
