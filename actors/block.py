@@ -22,7 +22,7 @@ from actors.wire import ClientSide, Encoded, model_key, resolved
 from archipelago.core.errors import ClientFailure, UserError
 from archipelago.core.plugins import load_plugins
 from archipelago.core.randomness import generator, torch_seed
-from archipelago.strategies.parameters import Vector, partial_sums
+from archipelago.strategies.parameters import PartialSums, Vector, partial_sums, used_rows
 from archipelago.strategies.penalties import Penalty
 from lightning_modules.base import build_module
 from lightning_modules.engines import Term, TrainJob, TrainResult, make_engine
@@ -326,12 +326,17 @@ class ClientBlock:
         clients: list[int],
         weights: npt.NDArray[np.float64],
         exponents: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.int64]:
-        """(K, P) fixed-point partial sums of this block's models."""
-        results = self._results.get(handle, {})
+        columns: tuple[int, int],
+    ) -> PartialSums:
+        """Fixed-point partial sums of this block's models in the columns from the first to before the second.
+
+        (rows of `weights` that one of these clients feeds, ascending; an int64 row of sums for each of them)
+        """
+        results, (start, stop) = self._results.get(handle, {}), columns
         present = [j for j, client in enumerate(clients) if client in results]
-        values = [results[clients[j]] for j in present]
-        return partial_sums(values, weights[:, present], exponents, self.model.spec.size)
+        rows = used_rows(weights[:, present])
+        values = [results[clients[j]][start:stop] for j in present]
+        return rows, partial_sums(values, weights[rows][:, present], exponents[rows], stop - start)
 
     def columns(
         self, handle: str, clients: list[int], columns: npt.NDArray[np.int64] | None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from actors.fleet import Fleet
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
 from actors.server import Server, ServerSetup
+from archipelago.strategies.parameters import PartialSums, add_sums
 
 if TYPE_CHECKING:
     from actors.block import ClientBlock
@@ -57,6 +59,10 @@ class ClientActor:
         """Do what the fleet asks of a block."""
         return getattr(self.block, method)(*arguments, *arrays)
 
+    def add(self, *parts: PartialSums) -> PartialSums:
+        """The sum of partial sums that were made here or in other actors, read from the object store."""
+        return add_sums(parts)
+
     def about(self) -> dict[str, Any]:
         """Where this actor runs."""
         return {
@@ -85,9 +91,43 @@ class RayFleet(Fleet):
         self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()
     ) -> dict[int, Any]:
         with self._round.timed(method):
-            calls = {b: self.actors[b].call.remote(method, args, *arrays) for b, args in arguments.items()}
+            calls = self._call(method, arguments, arrays)
             # All at once: the first failure surfaces instead of waiting behind a healthy actor.
             return dict(zip(calls, ray.get(list(calls.values())), strict=True))
+
+    def _call(
+        self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()
+    ) -> dict[int, Any]:
+        """References to what the blocks will return."""
+        return {b: self.actors[b].call.remote(method, args, *arrays) for b, args in arguments.items()}
+
+    def _summed(self, method: str, calls: Iterable[dict[int, tuple[Any, ...]]]) -> Iterator[PartialSums]:
+        """Actors add each other's sums, pairs and then pairs of pairs; this process receives the last one.
+
+        The actors are at work on the next piece while this process makes models of one.
+        """
+        waiting: deque[Any] = deque()
+        for arguments in calls:
+            waiting.append(self._tree(self._call(method, arguments)))
+            if len(waiting) > 1:
+                yield self._wait_for(method, waiting.popleft())
+        while waiting:
+            yield self._wait_for(method, waiting.popleft())
+
+    def _wait_for(self, method: str, reference: Any) -> Any:
+        with self._round.timed(method):
+            return ray.get(reference)
+
+    def _tree(self, parts: dict[int, Any]) -> Any:
+        """A reference to the sum of parts that the given blocks' actors hold."""
+        level = list(parts.items())
+        while len(level) > 1:
+            above = [
+                (b, self.actors[b].add.remote(left, right))
+                for (b, left), (_, right) in zip(level[::2], level[1::2], strict=False)
+            ]
+            level = above + level[2 * len(above) :]  # an odd one waits for the next level
+        return level[0][1]
 
     def _place(self, array: npt.NDArray[Any]) -> Any:
         return ray.put(np.ascontiguousarray(array))

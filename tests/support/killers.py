@@ -101,14 +101,14 @@ def _asked_for() -> str:
 class MurderousFleet(RayFleet):
     """Kills the first client actor, or its own server, just before the clients are asked something."""
 
-    def _reach(
+    def _call(
         self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()
     ) -> dict[int, Any]:
         _visit(f"server-before-{method}")
         if (place := _file(f"client-before-{method}")).exists():
             place.unlink()
             os.kill(ray.get(self.actors[0].about.remote())["pid"], signal.SIGKILL)
-        return super()._reach(method, arguments, arrays)
+        return super()._call(method, arguments, arrays)
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
