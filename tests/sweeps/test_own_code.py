@@ -261,6 +261,28 @@ def test_sampler_of_a_plugin_in_a_sweep_without_ray(tmp_path: Path) -> None:
     assert {row.status for row in rows.values()} == {"finished"}
 
 
+@pytest.mark.ray
+def test_plugin_that_workers_cannot_import_ends_the_sweep_with_its_sentence(
+    ray_cluster: Path, tmp_path: Path
+) -> None:
+    """The first trial's process says so: none is started again, no other trial begins, and a resume is possible."""
+    mark = tmp_path / "tried"
+    (tmp_path / "here_only.py").write_text(
+        f"import os\nopen({str(mark)!r}, 'a').write('x')\nassert os.environ['ONLY_HERE'], 'not on this machine'\n"
+    )
+    words = tiny("method=fedavg", "rounds=2", "sweep.seeds=6", "sweep.concurrent=1", "plugins=[here_only]")
+    done = subprocess.run(
+        command(*words, cluster(), "name=refused"), cwd=tmp_path,
+        env={**environment(), "ONLY_HERE": "yes"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "'here_only'" in done.stderr and "ONLY_HERE" in done.stderr
+    assert len(mark.read_text()) <= 2, "in the driver and in one trial's process"
+    rows = list(rows_of(tmp_path / "results/refused").values())
+    assert [row.status for row in rows] == ["failed", *["waiting"] * 5]
+    assert "here_only" in rows[0].reason
+
+
 @pytest.mark.full
 @pytest.mark.ray
 def test_sampler_and_scheduler_of_somebody_else_on_ray_tune(ray_cluster: Path, tmp_path: Path) -> None:
