@@ -14,7 +14,6 @@ import pytest
 
 from archipelago import open_run
 from archipelago.core.errors import UserError
-from archipelago.core.registry import REGISTRIES
 from archipelago.sweeps.config import load_sweep
 from archipelago.sweeps.samplers import SAMPLERS, Sampler
 from archipelago.sweeps.schedulers import SCHEDULERS
@@ -189,16 +188,6 @@ def cluster() -> str:
     return f"fleet.address={ray.get_runtime_context().gcs_address}"
 
 
-@pytest.fixture
-def own_entries() -> object:
-    """Entries that a test brings are gone after it."""
-    before = {kind: set(registry) for kind, registry in REGISTRIES.items()}
-    yield
-    for kind, registry in REGISTRIES.items():
-        for name in set(registry) - before.get(kind, set(registry)):
-            registry.remove(name)
-
-
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
@@ -222,7 +211,7 @@ def test_sampler_without_its_package_is_refused_before_ray_starts(monkeypatch: p
         load_sweep(None, ["method=fedavg", *drawn], env={})
 
 
-def test_sampler_registered_in_this_process_draws_the_points(own_entries: object) -> None:
+def test_sampler_registered_in_this_process_draws_the_points(own_entries: None) -> None:
     @SAMPLERS.register("corners", "both ends", label="Corners")
     class Corners(Sampler):
         @property
