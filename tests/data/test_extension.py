@@ -17,6 +17,7 @@ import pytest
 from archipelago.core.errors import UserError
 from archipelago.data import DATASETS, PARTITIONS, build_federation, datasets, load_dataset, partitions
 from archipelago.experiments.config import load_config
+from archipelago.reports.build import ReportRequest, build_report
 from tests.support.clusters import ROOT
 from tests.support.settings import data_settings, partition_settings
 
@@ -117,6 +118,12 @@ def test_extension_in_process_by_path_by_plugin_and_undecorated_with_equal_bits(
     assert len(metrics) == 1
     config = (folder / "by_path/config.yaml").read_text()
     assert "name: my_data.blobs" in config and "spread: 0.5" in config and "stripes: 3" in config
+    assert "blobs" not in DATASETS  # a report in this process, which never saw either file
+    runs = [str(folder / name) for name in ("by_path", "by_name")]
+    report = build_report(ReportRequest(runs, str(folder / "report"), figures="no"))
+    assert [table.title for table in report.tables] == ["Blobs, Stripes"]
+    assert "on Blobs, 6 clients" in (folder / "report/report.html").read_text()
+    assert "# ifca on Blobs" in (folder / "by_path/summary.md").read_text()
 
 
 def test_extension_survives_a_kill_and_a_resume(folder: Path) -> None:
