@@ -23,7 +23,7 @@ PARTS: dict[str, list[str]] = {
     "without a cluster": ["nice", "-n", "5", sys.executable, "-m", "pytest", "-n", "2", "-m", "not ray and not full"],
     "with a Ray cluster": [sys.executable, "-m", "pytest", "-m", "ray and not full"],
 }  # fmt: skip
-NO_TESTS = 5  # pytest's exit code where nothing was selected
+PATIENCE = 60.0  # seconds that an interrupted part may take to end
 
 
 def run_parts(parts: Mapping[str, Sequence[str]], output: TextIO) -> int:
@@ -45,16 +45,25 @@ def run_parts(parts: Mapping[str, Sequence[str]], output: TextIO) -> int:
                 output.write(f"\nTests {name}\n")
                 _follow(process, log, output)
         finally:  # an interrupt, or CI's time limit
-            for process in processes:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGINT)  # pytest ends its fixtures' clusters
-                    process.wait()
+            _end([process for process in processes if process.poll() is None])
         output.write("\n")
         for log in logs:
             lines = log.read_text(errors="replace").split("\n")
             output.write(next((line for line in reversed(lines) if line.strip()), "") + "\n")
         output.flush()
     return next((process.returncode for process in processes if process.returncode), 0)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Interrupt pytest, so that it ends the clusters of its fixtures; kill it if it will not hear."""
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    for process in processes:
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _follow(process: subprocess.Popen[bytes], log: Path, output: TextIO) -> None:
