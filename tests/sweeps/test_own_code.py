@@ -14,12 +14,14 @@ import pytest
 
 from archipelago import open_run
 from archipelago.core.errors import UserError
+from archipelago.runs.sweeps import sweep_trials
 from archipelago.sweeps.config import load_sweep
+from archipelago.sweeps.directory import SweepDirectory
 from archipelago.sweeps.samplers import SAMPLERS, Sampler
-from archipelago.sweeps.schedulers import SCHEDULERS
+from archipelago.sweeps.schedulers import SCHEDULERS, Scheduler
 from tests.support.clusters import ROOT
 from tests.support.experiments import TINY
-from tests.support.sweeps import assert_equal_sweeps, rows_of
+from tests.support.sweeps import assert_equal_sweeps, rows_of, sweep_of
 
 SEARCH = '''
 """A sampler that is chosen by import path, and a scheduler and a sampler that register themselves."""
@@ -227,12 +229,32 @@ def test_sampler_registered_in_this_process_draws_the_points(own_entries: None) 
     assert [trial.values["local.lr"] for trial in sweep.trials()] == [0.1, 0.9, 0.2, 0.9]
 
 
+def test_scheduler_that_exchanges_states_is_known_as_a_population_by_reports(
+    own_entries: None, tmp_path: Path
+) -> None:
+    """By what it declares, from the sweep's directory alone: a report never imports it."""
+
+    @SCHEDULERS.register("tournament", "winners hand their state on", label="Tournament")
+    class Tournament(Scheduler):
+        exchanges = True
+
+        def make(self, rounds: int) -> object:
+            raise AssertionError("nothing is run here")
+
+    drawn = ("sweep.sampler=random", "sweep.samples=2", "sweep.sample.local.lr=uniform(0.1,0.2)")
+    found = {}
+    for scheduler in ("tournament", "asha"):
+        words = ("method=fedavg", f"sweep.scheduler={scheduler}", "sweep.seeds=2", "partition.validation=0.2", *drawn)
+        directory = SweepDirectory.create(str(tmp_path / scheduler), sweep_of(tmp_path, *words))
+        directory.close()
+        found[scheduler] = {trial.population for trial in sweep_trials(tmp_path / scheduler)}
+    assert found == {"tournament": {True}, "asha": {False}}
+
+
 def test_sampler_and_scheduler_are_named_in_their_own_files_only() -> None:
     """What others must know is declared by the entry; `settings.py` has the two defaults."""
     own = {ROOT / "archipelago/sweeps/samplers.py", ROOT / "archipelago/sweeps/schedulers.py"}
-    own |= {
-        ROOT / "archipelago/runs/sweeps.py"
-    }  # reads sweep.yaml of every age, also from before entries declared it
+    own |= {ROOT / "archipelago/runs/format.py"}  # makes declarations of a sweep.yaml from before there were any
     compared = re.compile(r"(sampler|scheduler)\b[^\n]{0,4} (==|!=|in|not in) [(\"]")
     names = re.compile(f'"({"|".join({*SAMPLERS, *SCHEDULERS} - {"grid", "random", "none", "median"})})"')
     for path in {*(ROOT / "archipelago").rglob("*.py"), *(ROOT / "actors").rglob("*.py")} - own:
