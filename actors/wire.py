@@ -239,9 +239,12 @@ class EncodedResult(Encoded):
         return self.default.resolve(client, side) if made is None and self.default is not None else made
 
 
+MODEL_KEY = "model/"
+
+
 def model_key(name: str) -> str:
     """Where a client's state keeps its private model of this name."""
-    return f"model/{name}"
+    return MODEL_KEY + name
 
 
 class Wire:
