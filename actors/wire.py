@@ -266,9 +266,12 @@ class EncodedResult(Encoded):
         return side.result(self.handle, clients, default)
 
 
+MODEL_KEY = "model/"
+
+
 def model_key(name: str) -> str:
     """Where a client's state keeps its private model of this name."""
-    return f"model/{name}"
+    return MODEL_KEY + name
 
 
 class Wire:

@@ -57,7 +57,7 @@ def adopt(run: str | Path, new_clients: Sequence[NewClient], *, finetune: bool =
         raise UserError("Expected at least one new client to adopt, got none.")
     opened = Run(run)
     config = config_from_yaml((opened.path / "config.yaml").read_text(encoding="utf-8"))
-    found = latest(opened.path)
+    found = latest(opened.path, deep=False)
     if found is None:
         raise UserError(
             f"Expected a run with a checkpoint, got {run} without one: let it come to its first, or resume it."
