@@ -14,10 +14,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from actors.best import Negative, Search, best_of_all
 from actors.client_states import ClientStates, State
 from actors.forward import ClientView, Forward
 from actors.metrics import client_metrics
-from actors.requests import BlockSetup, ClientSamples, EvaluateRequest, MapRequest, ModelRequest, TrainRequest
+from actors.requests import (
+    BestRequest,
+    BlockSetup,
+    ClientSamples,
+    EvaluateRequest,
+    MapRequest,
+    ModelRequest,
+    TrainRequest,
+)
 from actors.wire import ClientSide, Encoded, model_key, resolved
 from archipelago.core.errors import ClientFailure, UserError
 from archipelago.core.plugins import load_plugins
@@ -65,6 +74,7 @@ class ClientBlock:
         self.engine = make_engine(setup.local.engine, self.model, self.samples, setup.local)
         self.states = ClientStates(clients)
         self._results: dict[str, dict[int, Vector]] = {}  # by handle and client, until the round ends
+        self._searches: dict[str, Search] = {}  # by the owner of the models
 
     def _fresh_module(self, seed: int) -> Any:
         setup = self.setup
@@ -224,6 +234,28 @@ class ClientBlock:
                     row.append(float(self.forward.losses(total, y).to(torch.float64).mean()))
                 table.append(row)
         return np.asarray(table, np.float64).reshape(len(request.clients), -1)
+
+    def best(self, request: BestRequest, *arrays: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """(clients, 3): the model of least mean training loss, that loss, and how many samples went forward.
+
+        The same answer as from `losses`, which an engine that has all losses at once may give it from.
+        """
+        side, sizes = self._side(arrays), np.array([len(self.clients[c].train) for c in request.clients])
+        if not request.clients or not self.forward.never_negative:
+            return best_of_all(self.losses(request, *arrays), sizes)
+        search = self._searches.setdefault(request.owner, Search(self.forward))
+        search.start(request.models.resolve(request.clients[0], side), plain=not request.on_top_of)
+        table = []
+        for client in request.clients:
+            with self._failing(client, request.round, "computing losses"):
+                index = self.clients[client].train
+                under = self.forward.sum_of_outputs(_existing(request.on_top_of, client, side), index)
+                first = -1 if request.first is None else int(request.first.resolve(client, side))
+                try:
+                    table.append(search.best(client, index, under, first))
+                except Negative:  # its module said that there are none
+                    return best_of_all(self.losses(request, *arrays), sizes)
+        return np.asarray(table, np.float64)
 
     def gradients(self, request: ModelRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, float]]:
         """Full-batch gradients of the mean training loss, kept here under `request.handle`."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.requests import EvaluateRequest, MapRequest, ModelRequest, Request, TrainRequest
+from actors.requests import BestRequest, EvaluateRequest, MapRequest, ModelRequest, Request, TrainRequest
 from actors.rounds import Count, Ledger, RoundState
 from actors.trained import Trained
 from actors.wire import Wire, model_key
@@ -199,8 +199,8 @@ class Fleet(ABC):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds this round spent waiting for the clients, by what they were asked."""
-        return self._round.seconds
+        """Seconds this round spent waiting for the clients, by what they were asked; `share_...`: of the work."""
+        return self._round.spent()
 
     @property
     def dropped(self) -> set[int]:
@@ -302,8 +302,34 @@ class Fleet(ABC):
         found = self._reach("losses", self._parts(request, clients), wire.arrays)
         table: npt.NDArray[np.float64] = self._table(found, clients, len(models))
         best = np.where(np.isfinite(table), table, np.inf).min(axis=1, initial=np.inf)
-        self._drop(self.ids[~np.isfinite(best)], "the assignment", "its loss was not finite under any model")
+        self._drop_unassigned(best)
         return table
+
+    def best(
+        self,
+        models: Models,
+        *,
+        on_top_of: Reference | Sequence[Reference] | None = None,
+        first: Indices | None = None,
+    ) -> tuple[Indices, npt.NDArray[np.float64]]:
+        """(n,) the model of least mean training loss for each client, and that loss."""
+        wire = Wire(self)
+        request = BestRequest(
+            round=self._round.number,
+            clients=self.ids.tolist(),
+            models=wire.encode(models),
+            on_top_of=wire.encode_all(on_top_of),
+            first=None if first is None else wire.encode(PerClient(np.asarray(first))),
+            owner=self.prefix,
+        )
+        clients = self.participants()
+        # What a deployment computes to find the best of K, however few of these passes are needed here.
+        self.ledger.compute(0.0, self.sizes * (len(models) + len(request.on_top_of)))
+        found = self._reach("best", self._parts(request, clients), wire.arrays)
+        chosen, loss, forwards = self._table(found, clients, 3).T
+        self._round.count_passes(forwards.sum(), float(self.sizes.sum()) * len(models))
+        self._drop_unassigned(loss)
+        return chosen.astype(np.int64), loss
 
     def gradients(
         self, at: Reference, *, on_top_of: Reference | Sequence[Reference] | None = None
@@ -411,6 +437,10 @@ class Fleet(ABC):
             magnitude[finite & (magnitude > limit)] = np.inf
         bad = self.ids[~(np.isfinite(objective) & np.isfinite(magnitude))]
         self._drop(bad, stage, f"its loss or its {result} was not finite")
+
+    def _drop_unassigned(self, best: npt.NDArray[np.float64]) -> None:
+        bad = self.ids[~np.isfinite(best)]
+        self._drop(bad, "the assignment", "its loss was not finite under any model")
 
     def _drop(self, bad: Indices, stage: str, what: str) -> None:
         bad = bad[~np.isin(bad, list(self._dropped))]

@@ -7,7 +7,7 @@ client, as in any other block, and the run says what and why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from actors.best import best_of_all
 from actors.block import ClientBlock
 from actors.client_states import State
 from actors.device_states import DeviceStates, Positions, taken
 from actors.forward import ClientView
 from actors.metrics import client_metrics
-from actors.requests import BlockSetup, ClientSamples, EvaluateRequest, MapRequest, ModelRequest, TrainRequest
+from actors.requests import (
+    BestRequest,
+    BlockSetup,
+    ClientSamples,
+    EvaluateRequest,
+    MapRequest,
+    ModelRequest,
+    TrainRequest,
+)
 from actors.stacked_outputs import Places, PlacesOf, StackedOutputs
 from actors.stacking import DeviceSide, SlabResults, Stacked, Uploads
 from actors.wire import Encoded, model_key
@@ -269,11 +278,18 @@ class StackedBlock(ClientBlock):
             places = self.places.get(request.clients, "train")
             models = request.models.stack(request.clients, side)
             under = self._sum_of_outputs(request.on_top_of, request.clients, side, places)
-            table = self._sample_losses(models, places, under)
+            table = self.sample_losses(models, places, under)
             sums = torch.segment_reduce(table.to(torch.float64), "sum", lengths=places.lengths, unsafe=True)
             return (sums / places.lengths[:, None]).cpu().numpy()
 
-    def _sample_losses(self, models: Stacked, places: Places, under: Tensor | None = None) -> Tensor:
+    def best(self, request: BestRequest, *arrays: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """The model of least loss for each client: here, all losses at once cost less than a search."""
+        if not self.batched:
+            return super().best(request, *arrays)
+        sizes = np.array([len(self.clients[client].train) for client in request.clients])
+        return best_of_all(self.losses(request, *arrays), sizes)
+
+    def sample_losses(self, models: Stacked, places: Places, under: Tensor | None = None) -> Tensor:
         """(places, K) losses under each of K models that all clients share."""
         self._check_loss()
         y = self.parts.model.samples.targets(places.rows)
@@ -508,23 +524,21 @@ class _LossesOfAll:
 
     def __init__(self, block: StackedBlock, clients: Sequence[int]) -> None:
         self._block, self._clients = block, clients
-        self._known: dict[int, tuple[npt.NDArray[Any], npt.NDArray[np.float32]]] = {}
+        self._known: dict[Hashable, npt.NDArray[np.float32]] = {}
 
     def of(self, at: int, models: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """(samples, K) losses of the client at one position."""
-        block, key = self._block, models.ctypes.data
-        if models.flags.writeable or key not in self._known:
-            places = block.places.get(
-                self._clients if not models.flags.writeable else [self._clients[at]], "train"
-            )
-            values, identity = block.uploads.get(models)
-            table = block._sample_losses(Stacked(values, None, identity), places).cpu().numpy()
-            if models.flags.writeable:
-                return table
-            self._known[key] = (models, table)
+        block = self._block
+        values, key = block.uploads.get(models)
+        shared = Stacked(values, None, key)
+        if key is None:  # models that this client made for itself
+            own = block.places.get([self._clients[at]], "train")
+            return block.sample_losses(shared, own).cpu().numpy()
         places = block.places.get(self._clients, "train")
+        if key not in self._known:
+            self._known[key] = block.sample_losses(shared, places).cpu().numpy()
         start = int(places.starts[at])
-        return self._known[key][1][start : start + int(places.sizes[at])]
+        return self._known[key][start : start + int(places.sizes[at])]
 
 
 class _StackedView(ClientView):

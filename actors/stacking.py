@@ -14,7 +14,7 @@ from torch import Tensor
 from actors.device_states import DeviceStates, Positions, taken
 from actors.wire import ClientSide
 from archipelago.strategies.parameters import Vector, normalised_rows
-from lightning_modules.flat import tensor_of
+from lightning_modules.flat import is_value, tensor_of
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Uploads:
 
     def get(self, array: npt.NDArray[Any]) -> tuple[Tensor, Hashable]:
         """The array on the device, and a key that stands for its content while the round lasts."""
-        if array.flags.writeable:
+        if not is_value(array):
             return tensor_of(array).to(self._device, copy=True), None
         key = ("array", array.ctypes.data, array.shape, array.strides)
         if key not in self._kept:

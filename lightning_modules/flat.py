@@ -30,6 +30,31 @@ def tensor_of(array: npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.asarray(holder))
 
 
+def is_value(array: npt.NDArray[Any]) -> bool:
+    """Whether nobody can write to the memory of an array: neither through it nor through what it is a view of.
+
+    Such memory is known by its address for as long as somebody keeps the array.
+    """
+    below: Any = array
+    while isinstance(below, np.ndarray):
+        if below.flags.writeable:
+            return False
+        below = below.base
+    if below is None:
+        return True
+    try:
+        return memoryview(below).readonly  # the object store's
+    except TypeError:  # a tensor's, for example
+        return False
+
+
+def value_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy that nobody can write to."""
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
 class _ArrayInterface:
     def __init__(self, interface: dict[str, Any], owner: npt.NDArray[Any]) -> None:
         self.__array_interface__ = interface
@@ -92,8 +117,8 @@ class FlatModel:
             self.flat.copy_(tensor_of(vector))
             for name, start in self._integers:
                 self.module.get_buffer(name).copy_(start)
-        # Only read-only memory can be recognised again: a writable one may have changed since.
-        self._loaded = None if vector.flags.writeable else vector
+        # Only memory that nobody can write to can be recognised again: any other may have changed since.
+        self._loaded = vector if is_value(vector) else None
 
     def _reattach(self, *, keep: bool) -> None:
         """Make every tensor a view of the flat one again, where a module or a Trainer replaced it."""

@@ -17,7 +17,9 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, *, code: str = "", **values: Any) -> None:
-        super().__init__(message)  # alone: pickling calls with the arguments, and restores the attributes afterwards
+        super().__init__(
+            message
+        )  # alone: pickling calls with the arguments, and restores the attributes afterwards
         self.code = code
         self.values = values
 

@@ -130,14 +130,13 @@ def outputs_of(model: FlatModel, samples: Samples, vector: Vector, index: npt.ND
 
     CAM asks three times for the same ones: to assign, and under each of its two trainings.
     """
-    key = samples.remembered.key(vector, index)
-    found = samples.remembered.get(key)
+    found = samples.remembered.get(vector, index)
     if found is None:
         model.load(vector)
         model.module.eval()
         with torch.no_grad():
             chunks = [model.module(x) for x in samples.inputs(index)]
-        found = samples.remembered.put(key, torch.cat(chunks))
+        found = samples.remembered.put(vector, index, torch.cat(chunks))
     return found
 
 

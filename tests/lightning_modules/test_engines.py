@@ -12,7 +12,7 @@ from archipelago.strategies.penalties import Proximal
 from lightning_modules.base import build_module
 from lightning_modules.engines import Term, TrainJob, make_engine, objective
 from lightning_modules.engines.stacked import STACKED_TOLERANCE
-from lightning_modules.flat import FlatModel
+from lightning_modules.flat import FlatModel, is_value, value_of
 from lightning_modules.samples import Samples
 
 SHAPES = {"mlp": (1, 8, 8), "cnn_cifar": (3, 32, 32), "cnn_fashion": (1, 28, 28)}
@@ -337,14 +337,52 @@ def test_outputs_of_a_frozen_model_are_computed_once_in_a_round():
     model, samples = setup("mlp")
     index, vector = np.arange(20), model.vector()
     first = objective.outputs_of(model, samples, vector, index)
-    assert objective.outputs_of(model, samples, vector.copy(), index.copy()) is first
+    assert objective.outputs_of(model, samples, vector[:], index.copy()) is first  # the same memory
     assert objective.outputs_of(model, samples, vector, index[:10]) is not first
-    other = vector.copy()
-    other[0] += 1
-    assert not torch.equal(objective.outputs_of(model, samples, other, index), first)
+    rows = value_of(np.stack([vector, vector + 1]))
+    again = objective.outputs_of(model, samples, rows[0], index)
+    assert again is not first and torch.equal(again, first)
+    assert objective.outputs_of(model, samples, rows[0], index) is again
+    assert not torch.equal(objective.outputs_of(model, samples, rows[1], index), first)
     samples.forget()
     again = objective.outputs_of(model, samples, vector, index)
     assert again is not first and torch.equal(again, first)
+
+
+def test_outputs_of_memory_that_can_change_are_never_remembered():
+    model, samples = setup("mlp")
+    index = np.arange(20)
+    written = np.stack([model.vector(), model.vector()])
+    hidden = written[0]  # read-only itself, on top of memory that is not
+    hidden.flags.writeable = False
+    tensor = torch.from_numpy(model.vector().copy())
+    held = tensor.numpy()
+    held.flags.writeable = False
+    for vector, memory in ((written[1], written[1]), (hidden, written[0]), (held, tensor)):
+        assert not is_value(vector)
+        before = objective.outputs_of(model, samples, vector, index)
+        memory[0] += 1.0
+        again = objective.outputs_of(model, samples, vector, index)
+        expected = objective.outputs_of(model, samples, value_of(vector), index)
+        assert torch.equal(again, expected)
+        assert torch.equal(objective.outputs_of(model, samples, vector, index), expected)
+        assert not torch.equal(before, expected)
+
+
+def test_outputs_remembered_keep_their_model_so_that_no_other_gets_its_address():
+    model, samples = setup("mlp")
+    index, addresses = np.arange(20), set()
+    for number in range(50):  # freed memory of this size is handed out again at once
+        vector = model.vector().copy()
+        vector[0] += number
+        vector.flags.writeable = False
+        addresses.add(vector.ctypes.data)
+        found = objective.outputs_of(model, samples, vector, index)
+        model.touch()
+        expected = model.module(next(iter(samples.inputs(index))))
+        assert torch.equal(found, expected)
+        del vector
+    assert len(addresses) == 50
 
 
 def test_inputs_that_several_models_see_in_turn_are_prepared_once():

@@ -172,7 +172,8 @@ def numbers_of(metrics: Mapping[str, Any], timings: Mapping[str, float]) -> dict
     for cluster, size in enumerate(sizes if isinstance(sizes, list) else []):
         numbers[f"cluster_size/{cluster}"] = size
     for stage, seconds in timings.items():
-        numbers[f"seconds/{stage}"] = seconds
+        share = stage.startswith("share_")
+        numbers[f"share/{stage[6:]}" if share else f"seconds/{stage}"] = seconds
     return numbers
 
 
