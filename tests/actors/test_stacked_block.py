@@ -278,6 +278,15 @@ def test_stacked_leaves_penalties_of_whole_batches_to_the_loop_and_says_so() -> 
     assert np.array_equal(found[0][0], found[1][0]) and close(found[0][1], found[1][1])
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("network", ["cnn_digits", "cnn_fashion"])
+def test_stacked_compiled_gradients_agree(network: str) -> None:
+    settings = ("method=ifca+cam", f"model={network}", *RAGGED)
+    loop, together, first, second = both(*settings, rounds=2, stacked=("local.compile=true",))
+    assert together.fleet.blocks[0].parts.model._compiled
+    assert_alike(loop, together, first, second)
+
+
 LAYOUTS = [[[0, 1, 2, 3], [4, 5, 6, 7]], [[5], [0, 1, 2, 3, 4, 6, 7]], [[client] for client in range(8)]]
 
 
