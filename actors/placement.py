@@ -156,6 +156,7 @@ def idle_gpus(
     *,
     cuda: bool = True,
     alone: bool = False,
+    of: str = "clients",
 ) -> str:
     """A sentence about the GPUs of a cluster that a run does not use, and why; empty if it uses all.
 
@@ -185,7 +186,7 @@ def idle_gpus(
         name = "actors" if asked.actors is not None else "clients_per_actor"
         why = f"fleet.{name}={getattr(asked, name)} was set"
     elif actors >= clients:
-        why = f"there are fewer clients ({clients}) than GPUs"
+        why = f"there are fewer {of} ({clients}) than GPUs"
     elif actors >= capacity(nodes, sized):
         why = f"the CPUs of their nodes hold no more actors of {asked.cpus:g} CPU (fleet.cpus)"
     else:

@@ -98,7 +98,7 @@ def _devices(sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mappi
     processes = trials * max(max(each.actors, 1) for each in reserved.values())
     asked, cuda = sweep.base.fleet, torch_has_cuda()
     sized = dataclasses.replace(asked, gpus=kinds[-1])
-    idle = idle_gpus(asked, sized, processes, processes, nodes, cuda=cuda).replace("clients (", "processes (")
+    idle = idle_gpus(asked, sized, processes, processes, nodes, cuda=cuda, of="processes with clients")
     base = sweep.base
     return f"{' and '.join(words)}, precision {base.precision}" + (f"; {idle}" if idle else "")
 
