@@ -16,6 +16,8 @@ import torch
 
 from actors.best import Negative, Search, best_of_all
 from actors.client_states import ClientStates, State
+from actors.compute import BlockDevice
+from actors.devices import effective_tier, mps_directory, refused_by_tier, torch_has_cuda
 from actors.forward import ClientView, Forward
 from actors.metrics import client_metrics
 from actors.requests import (
@@ -34,7 +36,14 @@ from archipelago.core.randomness import generator, torch_seed
 from archipelago.strategies.parameters import PartialSums, Vector, partial_sums, used_rows
 from archipelago.strategies.penalties import Penalty
 from lightning_modules.base import build_module
-from lightning_modules.engines import Term, TrainJob, TrainResult, make_engine
+from lightning_modules.engines import (
+    Term,
+    TrainJob,
+    TrainResult,
+    check_precision,
+    engine_entry,
+    make_engine,
+)
 from lightning_modules.flat import FlatModel, tensor_of
 from lightning_modules.samples import Samples
 
@@ -57,7 +66,9 @@ class ClientBlock:
         self.clients = clients
         used = [np.concatenate([c.train, c.validation, c.test]) for c in clients.values()]
         used += list(setup.holdout)
-        self.model = FlatModel(self._fresh_module(torch_seed(setup.seed, "template")), device)
+        module = self._fresh_module(torch_seed(setup.seed, "template"))
+        self.model = FlatModel(module, device, setup.precision)
+        check_precision(setup.precision, setup.local.engine, self.model.device.type)
         self.samples = Samples(
             x,
             y,
@@ -79,6 +90,14 @@ class ClientBlock:
     def _fresh_module(self, seed: int) -> Any:
         setup = self.setup
         return build_module(setup.model, setup.local, setup.input_shape, setup.classes, seed)
+
+    def computes_on(self, name: str, identity: str = "") -> BlockDevice:
+        """The device that this block is on, by its name and which of the cluster's it is."""
+        device = str(self.model.device)
+        entry = engine_entry(self.setup.local.engine, self.model.device.type)
+        tier = effective_tier(self.setup.determinism, device, bool(entry.capabilities.get("exact")))
+        mps = mps_directory() is not None
+        return BlockDevice(device, name, identity, entry.name, tier, mps, torch_has_cuda())
 
     # --- transactions -----------------------------------------------------------------------------------
 
@@ -282,7 +301,8 @@ class ClientBlock:
         total = 0.0
         for start in range(0, len(index), chunk):
             x, y = self.samples.batch(index[start : start + chunk])
-            outputs = self.model.module(x)
+            with self.model.autocast():
+                outputs = self.model.module(x).float()
             outputs = outputs if under is None else outputs + under[start : start + chunk]
             loss = self.forward.losses(outputs, y).sum() / len(index)
             loss.backward()
@@ -407,7 +427,8 @@ class ClientBlock:
         except (ClientFailure, UserError):
             raise
         except Exception as error:
-            raise ClientFailure(client, round, stage, f"{type(error).__name__}: {error}") from error
+            failure = ClientFailure(client, round, stage, f"{type(error).__name__}: {error}")
+            raise refused_by_tier(error, self.setup.determinism) or failure from error
 
 
 def _existing(references: list[Encoded], client: int, side: ClientSide) -> list[Vector]:

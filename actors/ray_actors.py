@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
+from actors.compute import BlockDevice
 from actors.fleet import Fleet
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
@@ -48,15 +49,17 @@ class ClientActor:
         clients: dict[int, ClientSamples],
         x: npt.NDArray[Any],
         y: npt.NDArray[Any],
-    ) -> str:
-        """Load the clients; `x` and `y` are read where the object store holds them. Returns the device."""
+    ) -> BlockDevice:
+        """Load the clients; `x` and `y` are read where the object store holds them. Returns what it computes on."""
         from actors.blocks import make_block  # Lightning is imported here and not in the server
         from actors.devices import claim_device
 
-        self.device = claim_device(setup.gpus)
+        claim = claim_device(setup.gpus, setup.precision, setup.determinism)
+        self.device = claim.device
         self.block = make_block(setup, clients, x, y, self.device)
         self.held = HeldStates()
-        return self.device
+        which = ",".join(map(str, ray.get_gpu_ids()))
+        return self.block.computes_on(claim.name, f"{_place()['node']}/{which}" if which else "")
 
     def call(self, method: str, arguments: tuple[Any, ...], *arrays: npt.NDArray[Any]) -> Any:
         """Do what the fleet asks of a block."""

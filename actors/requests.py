@@ -111,9 +111,9 @@ class BlockSetup:
     classes: int | None
     mean: npt.NDArray[np.float32]
     std: npt.NDArray[np.float32]
-    gpus: float = 0.0
+    gpus: float = 0.0  # share of a device; the session sets it once fleet.gpus=auto is a number
     precision: str = "32"
-    determinism: str = "exact"
+    determinism: str = "auto"
     holdout: tuple[
         npt.NDArray[np.int64], ...
     ] = ()  # test samples of each ground-truth distribution, no client's

@@ -19,6 +19,7 @@ from actors.best import best_of_all
 from actors.block import ClientBlock
 from actors.client_states import State
 from actors.device_states import DeviceStates, Positions, taken
+from actors.devices import effective_tier
 from actors.forward import ClientView
 from actors.metrics import client_metrics
 from actors.requests import (
@@ -77,7 +78,8 @@ class StackedBlock(ClientBlock):
                 device=where,
                 room=torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else None,
             )
-            exact = (setup.local.batch, setup.evaluation.batch) if setup.determinism == "exact" else None
+            tier = effective_tier(setup.determinism, device, exact_engine=False)
+            exact = (setup.local.batch, setup.evaluation.batch) if tier == "exact" else None
             parts = self.engine.make_parts(samples, bf16=setup.precision == "bf16", exact=exact)
             if parts is not None:
                 self.parts, self.batched = parts, True

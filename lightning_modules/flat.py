@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -65,10 +66,12 @@ class FlatModel:
     """A module whose parameters and floating-point buffers are views of one flat tensor.
 
     Loading a model is one copy, reading it out another. Integer buffers (BatchNorm's step counter) are not
-    part of a model value: they start from the module's own values whenever a model is loaded.
+    part of a model value: they start from the module's own values whenever a model is loaded. Values are float32
+    whatever `precision` its forward passes have.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", precision: str = "32") -> None:
+        self.precision = precision
         self.module = module.to(device)
         self.device = torch.device(device)
         head, classifier = _head_of(module)
@@ -131,6 +134,12 @@ class FlatModel:
             tensor.data = view
             if owner is not None:
                 owner[0]._buffers[owner[1]] = tensor
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """What forward passes run in: bf16 arithmetic where the experiment asks for it."""
+        if self.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def touch(self) -> None:
         """Say that the live model is about to change."""

@@ -230,7 +230,21 @@ def from_mapping(content: Mapping[Any, Any], file: str, prefix: str = "") -> Ite
         if isinstance(value, dict):
             where = f" in '{file}'" if file else ""
             raise UserError(f"Expected {key} to be {leaf.kind}, got a section{where} ({leaf.about}).")
-        yield Given(key, value, file)
+        yield Given(key, _as_meant(leaf, value), file)
+
+
+def _as_meant(leaf: Leaf, value: Any) -> Any:
+    """`auto` is None where the setting says so; a choice that YAML or Python holds as a number is its text."""
+    if leaf.auto and value == "auto":
+        return None
+    if (
+        type(value) is int
+        and leaf.type is str
+        and not leaf.many
+        and str(value) in leaf.metadata.get("choices", ())
+    ):
+        return str(value)
+    return value
 
 
 def from_override(text: str) -> Given:
@@ -244,6 +258,8 @@ def from_override(text: str) -> Given:
     if not value:
         raise UserError(f"Expected a value after '{key}=', got nothing: it takes {leaf.kind} ({leaf.about}).")
     if leaf.optional and value in ("null", "~"):
+        return Given(key, None)
+    if leaf.auto and value == "auto":
         return Given(key, None)
     if leaf.type is str and not leaf.many:
         return Given(key, value)  # as it was typed: name=on is not a truth value
@@ -280,7 +296,7 @@ def wrong_type(leaf: Leaf, given: Given) -> UserError:
 
 
 def check_range(leaf: Leaf, value: Any, given: Given) -> None:
-    meaning = f"({leaf.about}; default {quote(leaf.default)})"
+    meaning = f"({leaf.about}; default {leaf.shown_default})"
     numbers = [item for item in (value if leaf.many else [value]) if isinstance(item, float)]
     if not all(math.isfinite(number) for number in numbers):
         raise UserError(f"Expected {leaf.key} to be a finite number, got {given.shown} {meaning}.")

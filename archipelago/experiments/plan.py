@@ -56,7 +56,8 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         classes=federation.classes,
         mean=np.asarray(federation.mean, np.float32),
         std=np.asarray(federation.std, np.float32),
-        gpus=config.fleet.gpus,
+        precision=config.precision,
+        determinism=config.determinism,
         holdout=federation.holdout,
         plugins=tuple(config.plugins),
     )

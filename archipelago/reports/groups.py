@@ -32,7 +32,9 @@ _AUTO = "auto"  # stands for the K that each seed chose for itself
 # Settings that never tell two groups apart: where a run lives, how it was executed, what it wrote down.
 _ELSEWHERE = ("seed", "name", "storage", "fleet.", "checkpoint.", "records.", "choose_clusters", "data.root",
               "data.download", "data.cache", "data.mapped", "partition.cache", "tensorboard", "local.executor",
-              "local.engine", "local.normalise", "local.trainer", "sweep.")  # fmt: skip
+              "local.engine", "local.normalise", "local.trainer", "determinism", "sweep.")  # fmt: skip
+# Settings that runs of earlier versions do not have, and the value that says what those did.
+_ADDED = {"precision": "32"}
 # Settings that name the problem, and not the way it is solved: each combination is a table of its own.
 _PROBLEM = ("data.", "partition.", "clients", "holdout_clients", "model.")
 
@@ -224,6 +226,7 @@ def make_groups(trials: Iterable[Trial], labels: Labels = registered_labels) -> 
 def _telling(trial: Trial, run: RunFiles) -> dict[str, Any]:
     """The settings that tell a run from those of other groups."""
     settings = {key: value for key, value in flat(run.config).items() if not key.startswith(_ELSEWHERE)}
+    settings = {key: value for key, value in settings.items() if _ADDED.get(key, object()) != value}
     if run.chose_clusters:
         settings["clusters"] = _AUTO
     settings |= _taken_over(run)

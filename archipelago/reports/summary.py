@@ -179,6 +179,16 @@ def _facts(figures: Mapping[str, Any], words: Vocabulary) -> list[str]:
     return facts
 
 
+def computed_on(run: RunFiles) -> list[str]:
+    """One sentence for each kind of device, engine, precision and determinism that the run had, in their order."""
+    environment = run.environment
+    parts = [environment, *environment.get("resumed", [])]
+    found = [
+        str(part["compute"].get("sentence", "")) for part in parts if isinstance(part.get("compute"), dict)
+    ]
+    return [f"Computed on {sentence}." for sentence in dict.fromkeys(found) if sentence]
+
+
 def _number(value: Any) -> str:
     if value is None:
         return "-"
@@ -212,7 +222,7 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
         ]
     else:
         lines += ["No round was evaluated yet.", ""]
-    lines += [f"- {fact}" for fact in _facts(figures, words)]
+    lines += [f"- {fact}" for fact in [*_facts(figures, words), *computed_on(run)]]
     lines += ["", "## What happened", ""]
     shown = run.events[-_SHOWN_EVENTS:]
     if len(shown) < len(run.events):

@@ -10,7 +10,24 @@ Nothing here imports Lightning before a Trainer is asked for: the settings' sche
 """
 
 from lightning_modules.engines import loop, stacked, trainer  # noqa: F401  (register themselves)
-from lightning_modules.engines.base import ENGINES, Engine, default_engine, make_engine
+from lightning_modules.engines.base import (
+    ENGINES,
+    Engine,
+    check_precision,
+    default_engine,
+    engine_entry,
+    make_engine,
+)
 from lightning_modules.engines.objective import Term, TrainJob, TrainResult
 
-__all__ = ["ENGINES", "Engine", "Term", "TrainJob", "TrainResult", "default_engine", "make_engine"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "Term",
+    "TrainJob",
+    "TrainResult",
+    "check_precision",
+    "default_engine",
+    "engine_entry",
+    "make_engine",
+]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import seeded_torch
-from archipelago.core.registry import NoOptions, Registry
+from archipelago.core.registry import Entry, NoOptions, Registry
 from lightning_modules.engines.objective import TrainJob, TrainResult, follows_contract, prepare
 from lightning_modules.flat import FlatModel
 from lightning_modules.samples import Samples
@@ -102,7 +102,24 @@ def default_engine(device: str) -> str:
     return declared.get(device, declared["cpu"])
 
 
+def engine_entry(name: str, device: str) -> Entry[type[Engine]]:
+    """The registered engine that `name` (which may be `auto`) means on a type of device."""
+    return ENGINES.entry(default_engine(device) if name == "auto" else name)
+
+
+def check_precision(precision: str, engine: str, device: str) -> None:
+    """Refuse what a CPU has no use for; an engine made for GPUs computes in bf16 on a CPU, too, for tests."""
+    if precision == "32" or device != "cpu":
+        return
+    gpu_engine = engine_entry(engine, device).capabilities.get("default_on") == "cuda"
+    if not (precision == "bf16" and gpu_engine):
+        raise UserError(
+            f"Expected precision=32 where clients compute on CPUs, got {precision}, which needs a GPU: leave it out, "
+            "or run where torch sees one (`doctor` says what is here) and fleet.gpus is not 0."
+        )
+
+
 def make_engine(name: str, model: FlatModel, samples: Samples, settings: Any = None) -> Engine:
     """The engine called `name`, at that import path, or `auto`, with its options from `settings`."""
-    entry = ENGINES.entry(default_engine(model.device.type) if name == "auto" else name)
+    entry = engine_entry(name, model.device.type)
     return entry.value(model, samples, entry.options_from(settings))

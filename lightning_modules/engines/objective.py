@@ -115,7 +115,8 @@ class LocalObjective:
     def __call__(self, module: Any, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
         x, y = batch
         live = torch.cat([p.reshape(-1) for p in module.parameters()]) if self.terms else None
-        return objective_of(module, module(x), y, live, self.terms, self.rows(step))
+        # Outputs of lower precision (autocast) are widened: the loss and what is added to it stay float32.
+        return objective_of(module, module(x).float(), y, live, self.terms, self.rows(step))
 
     def rows(self, step: int) -> Rows:
         """What belongs to the samples of one batch."""
@@ -134,8 +135,8 @@ def outputs_of(model: FlatModel, samples: Samples, vector: Vector, index: npt.ND
     if found is None:
         model.load(vector)
         model.module.eval()
-        with torch.no_grad():
-            chunks = [model.module(x) for x in samples.inputs(index)]
+        with torch.no_grad(), model.autocast():
+            chunks = [model.module(x).float() for x in samples.inputs(index)]
         found = samples.remembered.put(vector, index, torch.cat(chunks))
     return found
 

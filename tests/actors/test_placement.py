@@ -47,36 +47,36 @@ def test_how_many_fit_on_a_node(node: dict[str, float], cpus: float, gpus: float
 def test_a_cluster_holds_what_its_nodes_hold() -> None:
     # 3 CPUs each: neither node has room for the two that 6 CPUs together would promise.
     nodes = [{"CPU": 3.0}, {"CPU": 3.0}]
-    assert capacity(nodes, FleetSettings(cpus=2.0)) == 2
-    assert capacity([*nodes, GPU_NODE], FleetSettings(cpus=2.0)) == 10
+    assert capacity(nodes, FleetSettings(cpus=2.0, gpus=0.0)) == 2
+    assert capacity([*nodes, GPU_NODE], FleetSettings(cpus=2.0, gpus=0.0)) == 10
     assert capacity([*nodes, GPU_NODE], FleetSettings(gpus=0.25)) == 8
-    assert capacity([], FleetSettings()) == 0
+    assert capacity([], FleetSettings(gpus=0.0)) == 0
 
 
 def test_how_many_are_started() -> None:
     nodes = [LAPTOP]
-    assert actor_count(FleetSettings(), 20, nodes) == 8
-    assert actor_count(FleetSettings(), 3, nodes) == 3  # never more than clients
-    assert actor_count(FleetSettings(actors=5), 20, nodes) == 5
-    assert actor_count(FleetSettings(actors=5), 3, nodes) == 3
-    assert actor_count(FleetSettings(clients_per_actor=1), 8, nodes) == 8
-    assert actor_count(FleetSettings(clients_per_actor=3), 20, nodes) == 7
+    assert actor_count(FleetSettings(gpus=0.0), 20, nodes) == 8
+    assert actor_count(FleetSettings(gpus=0.0), 3, nodes) == 3  # never more than clients
+    assert actor_count(FleetSettings(actors=5, gpus=0.0), 20, nodes) == 5
+    assert actor_count(FleetSettings(actors=5, gpus=0.0), 3, nodes) == 3
+    assert actor_count(FleetSettings(clients_per_actor=1, gpus=0.0), 8, nodes) == 8
+    assert actor_count(FleetSettings(clients_per_actor=3, gpus=0.0), 20, nodes) == 7
 
 
 def test_after_a_loss_what_is_left_is_taken() -> None:
     left = [{"CPU": 2.0}]
-    assert actor_count(FleetSettings(actors=5), 20, left, shrink=True) == 2
-    assert actor_count(FleetSettings(clients_per_actor=1), 20, left, shrink=True) == 2
-    assert actor_count(FleetSettings(actors=1), 20, left, shrink=True) == 1
+    assert actor_count(FleetSettings(actors=5, gpus=0.0), 20, left, shrink=True) == 2
+    assert actor_count(FleetSettings(clients_per_actor=1, gpus=0.0), 20, left, shrink=True) == 2
+    assert actor_count(FleetSettings(actors=1, gpus=0.0), 20, left, shrink=True) == 1
     with pytest.raises(UserError):
-        actor_count(FleetSettings(), 20, [], shrink=True)
+        actor_count(FleetSettings(gpus=0.0), 20, [], shrink=True)
 
 
 @pytest.mark.parametrize(
     ("fleet", "nodes", "sentence"),
     [
         (
-            FleetSettings(actors=9),
+            FleetSettings(actors=9, gpus=0.0),
             [LAPTOP],
             "Expected room for 9 client actors of 1 CPU each, but the cluster has 8 CPUs and 0 GPUs on 1 node, "
             "which holds 8: set fleet.actors=8 (or fewer), or ask for less per actor (fleet.cpus, fleet.gpus).",
@@ -96,7 +96,7 @@ def test_after_a_loss_what_is_left_is_taken() -> None:
             "(fleet.cpus, fleet.gpus).",
         ),
         (
-            FleetSettings(cpus=32.0),
+            FleetSettings(cpus=32.0, gpus=0.0),
             [GPU_NODE],
             "Expected room for 1 client actor of 32 CPU each, but the cluster has 16 CPUs and 2 GPUs on 1 node, "
             "which holds 0: ask for less per actor (fleet.cpus, fleet.gpus).",

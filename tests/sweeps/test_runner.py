@@ -651,7 +651,7 @@ def test_a_dry_run_says_trials_resources_and_time(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_counts_what_two_trials_share_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("archipelago.sweeps.dry_run.seconds_per_round", lambda config, limit: 1.0)
+    monkeypatch.setattr("archipelago.sweeps.dry_run.seconds_per_round", lambda config, limit, reserved: 1.0)
     for methods, seconds in {"[ifca]": 6 + 20, "[ifca,ifca+finetune]": 6 + 20 + 3}.items():
         sweep = sweep_of(tmp_path, HERE, f"sweep.methods={methods}", "rounds=20")
         *_, (_, rows) = describe(sweep)

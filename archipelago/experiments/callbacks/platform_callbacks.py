@@ -27,6 +27,11 @@ class RunStore(Callback):
         for name, columns in report.records.items():
             run.directory.record(name, report.round, columns)
 
+    def on_session(self, run: LiveRun, text: str) -> None:
+        """What it computes on, for `environment.json`."""
+        assert run.session is not None
+        run.directory.computes_on(run.round, run.session.compute().to_json())
+
     def on_event(self, run: LiveRun, text: str) -> None:
         """A line of `events.jsonl`."""
         run.directory.note(run.round, text)
