@@ -15,6 +15,7 @@ from actors.fleet import Fleet
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
 from actors.server import Server, ServerSetup
+from actors.shards import HeldStates, read_where_it_is
 from archipelago.strategies.parameters import PartialSums, add_sums
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class ClientActor:
 
     device: str
     block: ClientBlock
+    held: HeldStates
 
     def start(
         self,
@@ -53,11 +55,28 @@ class ClientActor:
 
         self.device = claim_device(setup.gpus)
         self.block = make_block(setup, clients, x, y, self.device)
+        self.held = HeldStates()
         return self.device
 
     def call(self, method: str, arguments: tuple[Any, ...], *arrays: npt.NDArray[Any]) -> Any:
         """Do what the fleet asks of a block."""
         return getattr(self.block, method)(*arguments, *arrays)
+
+    def shard(self, question: str, number: int, *arguments: Any) -> Any:
+        """What the driver asks about the states that are held under a number (`actors/shards.py`)."""
+        if question == "hold":
+            return self.held.hold(number, self.block.snapshot())
+        if question in ("save", "saved", "release"):
+            return getattr(self.held, question)(number, *arguments)
+        held = self.held.shard(number)
+        return held() if question == "states" else getattr(held, question)(*arguments)
+
+    def load(self, folder: str, manifest: str, shards: dict[str, list[int]]) -> bool:
+        """Take over the states of a checkpoint; False if this process does not see it."""
+        states = read_where_it_is(folder, manifest, shards)
+        if states is not None:
+            self.block.restore(states)
+        return states is not None
 
     def add(self, *parts: PartialSums) -> PartialSums:
         """The sum of partial sums that were made here or in other actors, read from the object store."""
@@ -155,11 +174,9 @@ class ServerActor:
         """One committed round."""
         return self.server.run_round(round)
 
-    def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
-        """(the server's state, references to each block's client states), all of the last committed round."""
-        states = [actor.call.remote("snapshot", ()) for actor in self.fleet.actors]
-        ray.wait(states, num_returns=len(states), fetch_local=False)
-        return self.server.state(), states
+    def state(self) -> dict[str, Any]:
+        """The server's part of a checkpoint, of the last committed round."""
+        return self.server.state()
 
     def models(self) -> dict[str, Any]:
         """The server's models and the layout of their values."""

@@ -104,6 +104,8 @@ class BlockSetup:
     mean: npt.NDArray[np.float32]
     std: npt.NDArray[np.float32]
     gpus: float = 0.0
+    precision: str = "32"
+    determinism: str = "exact"
     holdout: tuple[
         npt.NDArray[np.int64], ...
     ] = ()  # test samples of each ground-truth distribution, no client's

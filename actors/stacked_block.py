@@ -26,6 +26,7 @@ from actors.stacking import DeviceSide, SlabResults, Stacked, Uploads
 from actors.wire import Encoded, model_key
 from archipelago.core.errors import ClientFailure, UserError
 from archipelago.core.randomness import torch_seed
+from archipelago.strategies.parameters import PartialSums, used_rows
 from archipelago.strategies.penalties import Penalty
 from lightning_modules.engines.stacked import StackedEngine, StackedParts
 from lightning_modules.engines.stacked.batched import is_per_sample
@@ -67,9 +68,8 @@ class StackedBlock(ClientBlock):
                 device=where,
                 room=torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else None,
             )
-            exact = getattr(setup, "determinism", "") == "exact"
-            bf16 = getattr(setup, "precision", "32") == "bf16"
-            parts = self.engine.make_parts(samples, bf16=bf16, exact=exact, batch=setup.local.batch)
+            exact = (setup.local.batch, setup.evaluation.batch) if setup.determinism == "exact" else None
+            parts = self.engine.make_parts(samples, bf16=setup.precision == "bf16", exact=exact)
             if parts is not None:
                 self.parts, self.batched = parts, True
                 self.states = DeviceStates(clients, parts.optimizer, where)
@@ -251,7 +251,8 @@ class StackedBlock(ClientBlock):
     def forget(self, clients: list[int], name: str) -> None:
         """Drop one entry of these clients' states when the round commits."""
         if not self.batched:
-            return super().forget(clients, name)
+            super().forget(clients, name)
+            return
         self.states.drop_rows(name, clients)
         for client in clients:
             if name in self.states.host(client):
@@ -465,34 +466,35 @@ class StackedBlock(ClientBlock):
         clients: list[int],
         weights: npt.NDArray[np.float64],
         exponents: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.int64]:
-        """(K, P) fixed-point partial sums of this block's models, added on the device: the same integers."""
+        columns: tuple[int, int],
+    ) -> PartialSums:
+        """Fixed-point partial sums of this block's models, added on the device: the same integers as anywhere."""
         held = self._held(handle, clients)
         if held is None:
-            return super().combine(handle, clients, weights, exponents)
-        models, rows = held
-        there = np.flatnonzero(rows >= 0)
-        scaled = weights[:, there] * np.exp2(exponents.astype(np.float64))[:, None]
-        totals = torch.zeros(len(weights), models.shape[1], dtype=torch.int64, device=self.device)
-        factors = torch.from_numpy(scaled).to(self.device)
-        used = [(k, np.flatnonzero(scaled[k])) for k in np.flatnonzero(scaled.any(axis=1))]
-        step = max(1, SCRATCH // max(len(there), 1))
-        values = (
-            models
-            if np.array_equal(rows, np.arange(len(models)))
-            else taken(models, rows[there], self.device)
-        )
-        for k, members in used:
-            everyone = len(members) == len(there)
-            at = None if everyone else torch.from_numpy(members).to(self.device)
-            own = values if at is None else values.index_select(0, at)
-            factor = factors[k] if at is None else factors[k].index_select(0, at)
-            for start in range(0, models.shape[1], step):
-                part = own[:, start : start + step].to(torch.float64)
-                totals[k, start : start + step] = (
-                    part.mul_(factor[:, None]).round_().to(torch.int64).sum(dim=0)
-                )
-        return totals.cpu().numpy()
+            return super().combine(handle, clients, weights, exponents, columns)
+        (models, row_of), (start, stop) = held, columns
+        there = np.flatnonzero(row_of >= 0)
+        rows = used_rows(weights[:, there])
+        factors = weights[rows][:, there] * np.exp2(exponents[rows].astype(np.float64))[:, None]
+        # One copy: for each sum the rows of its members, and what they are multiplied with.
+        members = [np.flatnonzero(factor) for factor in factors]
+        sent = torch.from_numpy(
+            np.concatenate(
+                [np.zeros(0), *(row_of[there[at]] for at in members), *map(np.take, factors, members)]
+            )
+        ).to(self.device)
+        sizes = [len(at) for at in members]
+        totals = torch.zeros(len(rows), stop - start, dtype=torch.int64, device=self.device)
+        pieces = sent.split([*sizes, *sizes])
+        for k, size in enumerate(sizes):
+            at, factor = pieces[k].to(torch.int64), pieces[len(sizes) + k]
+            width = max(1, SCRATCH // size)
+            for first in range(start, stop, width):
+                last = min(first + width, stop)
+                values = models[:, first:last].index_select(0, at).to(torch.float64)
+                products = values.mul_(factor[:, None]).round_().to(torch.int64)
+                totals[k, first - start : last - start] = products.sum(dim=0)
+        return rows, totals.cpu().numpy()
 
     def _failing_together(self, clients: Sequence[int], round: int, stage: str) -> Any:
         """Whatever goes wrong says which round and stage; the client is the first of those computed together."""

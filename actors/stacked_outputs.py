@@ -30,12 +30,18 @@ class Places:
     sizes: Positions
     starts: Positions  # place of each client's first sample
     index: npt.NDArray[np.int64]  # samples of the federation
-    rows: Tensor  # samples of the device
+    rows: Tensor  # samples of the block, where they are looked up
     owner: Tensor  # position of the client
     lengths: Tensor  # sizes, on the device
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def rows_at(self, places: Tensor) -> Tensor:
+        """The samples at some places."""
+        return self.rows.index_select(
+            0, places if places.device == self.rows.device else places.to(self.rows.device)
+        )
 
     def of(self, at: Positions) -> Positions:
         """The places of the clients at some positions, one after the other."""
@@ -133,7 +139,7 @@ class StackedOutputs:
         known = [self._known(what, int(row), places) for row in used]
         if len(used) and all(table is not None for table in known):
             return self._chosen(what, used, known, places)
-        if len(used) > max(1, len(everyone) // 2):
+        if len(used) > max(1, len(everyone) // 2) and not self.model.exact:
             return self._of_own_models(what, places)
         return self._model_by_model(what, used, places)
 
@@ -165,7 +171,7 @@ class StackedOutputs:
         device = self.model.device
         groups = [places.of(np.flatnonzero(what.rows == row)) for row in used]
         order = torch.from_numpy(np.concatenate([*groups, np.zeros(0, np.int64)])).to(device)
-        rows = places.rows.index_select(0, order)
+        rows = places.rows_at(order)
         ends = np.cumsum([len(group) for group in groups])
         parts = [
             self._pass(what.values[int(row)], rows[end - len(group) : end])
@@ -199,7 +205,7 @@ class StackedOutputs:
         real = np.arange(longest) < sizes[:, None]
         sent = torch.from_numpy(np.concatenate([at.reshape(-1), np.flatnonzero(real), at[real]])).to(device)
         padded, kept, where = sent.split([at.size, int(real.sum()), int(real.sum())])
-        rows = places.rows.index_select(0, padded).reshape(at.shape)
+        rows = places.rows_at(padded).reshape(at.shape)
         outputs = self.model.forward_many(what.of(group, device), rows)
         return outputs.flatten(0, 1).index_select(0, kept), where
 
@@ -213,7 +219,8 @@ class StackedOutputs:
                     raise
                 self.model.rows_of_a_pass = (self.model.rows_of_a_pass + 1) // 2
                 self.chunks.notes.append(
-                    f"Out of device memory in a forward pass: continuing with {self.model.rows_of_a_pass} samples at a time."
+                    "Out of device memory in a forward pass: continuing with "
+                    f"{self.model.rows_of_a_pass} samples at a time."
                 )
             torch.cuda.empty_cache()
 

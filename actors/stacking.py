@@ -60,11 +60,15 @@ class SlabResults(Mapping[int, Vector]):
 
 
 class Uploads:
-    """Arrays of the server on the device, once in a round: recognised by their read-only memory."""
+    """Arrays of the server on the device, once: recognised by their read-only memory.
+
+    What a round has not asked for is let go at its end; the models at its end are those that the next one begins with.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._kept: dict[Hashable, tuple[npt.NDArray[Any], Tensor]] = {}
+        self._asked: set[Hashable] = set()
 
     def get(self, array: npt.NDArray[Any]) -> tuple[Tensor, Hashable]:
         """The array on the device, and a key that stands for its content while the round lasts."""
@@ -74,11 +78,13 @@ class Uploads:
         if key not in self._kept:
             # The array is kept: as long as it is alive, its address is its own.
             self._kept[key] = (array, tensor_of(array).to(self._device))
+        self._asked.add(key)
         return self._kept[key][1], key
 
     def clear(self) -> None:
         """The round is over."""
-        self._kept.clear()
+        self._kept = {key: kept for key, kept in self._kept.items() if key in self._asked}
+        self._asked = set()
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ one, which travels in a request; arrays travel once, beside the request, and are
 block that hosts a client resolves it: `encoded.resolve(client, side)` is the model (or models, or value) that the
 reference means for that client, None if it points at nothing.
 
-A new kind of reference is one class here, with `encode`, `part` and `resolve`, under `@encodes(TheReference)`; `stack` is
-the same for all clients of a device at once, and works by `resolve` where a class does not have it.
+A new kind of reference is one class here, with `encode`, `part` and `resolve`, under `@encodes(TheReference)`;
+`stack` is the same for all clients of a device at once, and works by `resolve` where a class does not have it.
 """
 
 from __future__ import annotations
@@ -266,9 +266,12 @@ class EncodedResult(Encoded):
         return side.result(self.handle, clients, default)
 
 
+MODEL_KEY = "model/"
+
+
 def model_key(name: str) -> str:
     """Where a client's state keeps its private model of this name."""
-    return f"model/{name}"
+    return MODEL_KEY + name
 
 
 class Wire:

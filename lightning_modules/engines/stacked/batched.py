@@ -37,7 +37,7 @@ def is_per_sample(penalty: Penalty) -> bool:
 class BatchedModel:
     """The module of a block as a function of flat models, one for all rows or one for each client.
 
-    `exact` keeps every shape that a kernel sees the same, whatever clients are in the block: a pass is filled up.
+    `exact` samples to a pass, filled up, keep every shape that a kernel sees the same, whatever clients are in a block.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class BatchedModel:
         self._module = batched_copy(model.module, self._context, unfold=unfold)
         self._loss: Callable[..., Tensor] = self._module.loss  # type: ignore[assignment]
         self.dropouts = count_dropouts(self._module)
-        self._bf16, self._exact = bf16, exact
+        self._bf16, self.exact = bf16, exact is not None
         self._entries = model.spec.entries
         self._sizes = [entry.stop - entry.start for entry in self._entries]
         self._buffers = [entry.name for entry in self._entries if entry.kind == "buffer"]
-        self.rows_of_a_pass = self._pass_size()
+        self.rows_of_a_pass = self._pass_size() if exact is None else exact
 
     # --- forward ------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class BatchedModel:
             for start in range(0, len(rows), step):
                 part = rows[start : start + step]
                 real = len(part)
-                if self._exact and real < step:
+                if self.exact and real < step:
                     part = torch.cat([part, part[:1].expand(step - real)])
                 found.append(self._outputs(theta, buffers, self.samples.inputs(part))[:real])
         return found[0] if len(found) == 1 else torch.cat(found)
@@ -250,7 +250,7 @@ def probe(batched: BatchedModel, start: Tensor) -> str:
 def _probe_step(batched: BatchedModel, start: Tensor, other: int) -> Tensor:
     """The gradients of two clients whose batches are sample 0 and a row that does not count."""
     samples = batched.samples
-    index = torch.tensor([[0, min(other, len(samples._y) - 1)]] * 2, dtype=torch.int32, device=batched.device)
+    index = torch.tensor([[0, min(other, len(samples) - 1)]] * 2, dtype=torch.int32).to(samples.rows_device)
     weights = torch.tensor([[1.0, 0.0]] * 2, device=batched.device)
     batch: Batch = {
         "x": samples.inputs(index),

@@ -71,20 +71,24 @@ class StackedEngine(Engine):
         self._said: set[str] = set()
 
     def make_parts(
-        self, samples: DeviceSamples, *, bf16: bool = False, exact: bool = False, batch: int | None = None
+        self, samples: DeviceSamples, *, bf16: bool = False, exact: tuple[int, int] | None = None
     ) -> StackedParts | None:
-        """Everything batched over these samples; None, with a note, if the module cannot be batched."""
+        """Everything batched over these samples; None, with a note, if the module cannot be batched.
+
+        `exact`, rows of a batch and samples of a pass, makes every shape independent of who is beside whom.
+        """
         if not self.why_not:
             options: StackedOptions = self.options
             unfold = options.convolution == "unfold" or (
                 options.convolution == "auto" and self.model.device.type == "cuda"
             )
-            batched = BatchedModel(self.model, samples, unfold=unfold, bf16=bf16, exact=exact)
+            batch, width = exact or (None, None)
+            batched = BatchedModel(self.model, samples, unfold=unfold, bf16=bf16, exact=width)
             self.why_not = probe(batched, self.model.flat.detach().clone())
             if not self.why_not:
                 optimizer = SlabOptimizer(self.model)
                 fixed = (options.chunk or EXACT_CHUNK) if exact else None
-                training = StackedTraining(batched, optimizer, batch=batch if exact else None, fixed=fixed)
+                training = StackedTraining(batched, optimizer, batch=batch, samples=width, fixed=fixed)
                 if options.chunk is not None:
                     training.chunks.most = options.chunk
                 self.parts = StackedParts(batched, optimizer, training)
@@ -193,7 +197,7 @@ def _work_of(
     return Work(
         start=lambda at: start.index_select(0, torch.from_numpy(at).to(device)),
         batches=batches,
-        rows=torch.from_numpy(held.rows(np.concatenate(distinct))).to(device),
+        rows=torch.from_numpy(held.rows(np.concatenate(distinct))).to(held.rows_device),
         seeds=[job.seed for job in jobs],
         slabs=slabs,
         steps=np.array([optimizer.steps_of(state) for state in states]),

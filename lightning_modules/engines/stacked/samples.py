@@ -40,11 +40,11 @@ class DeviceSamples:
         targets = tensor_of(y) if whole else tensor_of(y)[torch.from_numpy(self._index)]
         self.shape: Sequence[int] = tuple(x.shape[1:])
         self.on_device = room is None or raw.numel() * raw.element_size() <= SHARE * room
-        if self.on_device:
-            self._x = raw.to(device)
-        else:
-            self._x = raw.pin_memory() if device.type == "cuda" else raw
-        self._y = targets.to(torch.float32 if classes is None else torch.int64).to(device)
+        # Where rows must be to be looked up: a gather on the host that waited for the device would be no gain.
+        self.rows_device = device if self.on_device else torch.device("cpu")
+        self._x = raw.to(device) if self.on_device else raw
+        self._y = targets.to(torch.float32 if classes is None else torch.int64).to(self.rows_device)
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" and not self.on_device else None
         shape = (-1,) + (1,) * (x.ndim - 2)
         self._mean = torch.from_numpy(np.array(mean, np.float32)).reshape(shape).to(device)
         self._std = torch.from_numpy(np.array(std, np.float32)).reshape(shape).to(device)
@@ -53,6 +53,9 @@ class DeviceSamples:
     def rows(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Where samples of the federation stand here."""
         return np.searchsorted(self._index, index).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self._index)
 
     def inputs(self, rows: Tensor) -> Tensor:
         """Normalised inputs, of shape (*rows.shape, *shape of a sample)."""
@@ -65,11 +68,18 @@ class DeviceSamples:
         return x.reshape(*rows.shape, *self.shape)
 
     def _from_host(self, rows: Tensor) -> Tensor:
-        """Gathered by the processor, copied without waiting: the device works on the batch before."""
-        x = self._x.index_select(0, rows.cpu())
-        x = x.pin_memory() if self.device.type == "cuda" else x
-        return x.to(self.device, non_blocking=True)
+        """Gathered by the processor and copied beside the kernels of the batch before, from pinned memory."""
+        x = self._x.index_select(0, rows)
+        if self._copies is None:
+            return x.to(self.device)
+        with torch.cuda.stream(self._copies):
+            sent = x.pin_memory().to(self.device, non_blocking=True)
+        now = torch.cuda.current_stream(self.device)
+        now.wait_stream(self._copies)
+        sent.record_stream(now)
+        return sent
 
     def targets(self, rows: Tensor) -> Tensor:
         """Targets, of shape (*rows.shape, *shape of a target)."""
-        return self._y.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *self._y.shape[1:])
+        found = self._y.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *self._y.shape[1:])
+        return found if self.on_device else found.to(self.device, non_blocking=True)

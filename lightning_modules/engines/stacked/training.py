@@ -30,7 +30,7 @@ class Work:
         [npt.NDArray[np.int64]], Tensor
     ]  # (m, P) models of the clients at some positions, fresh memory
     batches: Sequence[Sequence[npt.NDArray[np.int64]]]  # of each client: the places of each of its batches
-    rows: Tensor  # sample at each place
+    rows: Tensor  # sample at each place, where the samples are looked up
     seeds: Sequence[int]
     slabs: Slabs = field(default_factory=dict)  # (n, parameters) optimizer states
     steps: npt.NDArray[np.int64] | None = None  # optimizer steps before
@@ -85,7 +85,11 @@ class Chunks:
 
 
 class StackedTraining:
-    """Trains the clients of `Work`; `fixed` clients to a chunk, filled up, make results independent of the packing."""
+    """Trains the clients of `Work`.
+
+    `fixed` clients to a chunk, filled up, with batches of `batch` rows and full passes of `samples`: every shape
+    that a kernel sees is the same, whatever clients are beside each other.
+    """
 
     def __init__(
         self,
@@ -93,10 +97,11 @@ class StackedTraining:
         optimizer: SlabOptimizer,
         *,
         batch: int | None = None,
+        samples: int | None = None,
         fixed: int | None = None,
     ) -> None:
         self.model, self.optimizer = model, optimizer
-        self._batch, self._fixed = batch, fixed
+        self._batch, self._pass, self._fixed = batch, samples, fixed
         self.chunks = Chunks(fixed)
 
     def run(self, work: Work) -> Outcome:
@@ -120,8 +125,8 @@ class StackedTraining:
     def _gradients_of(self, work: Work, at: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         model, device = self.model, self.model.device
         order = np.argsort([-len(work.batches[i]) for i in at], kind="stable")
-        inside = at[order]
-        table = _Table.of(work, inside, len(at), None, model)
+        inside = self._filled(at[order])
+        table = _Table.of(work, inside, len(at), self._pass if self._fixed else None, model)
         start = work.start(inside)
         theta, buffers = start[:, : model.parameters], start[:, model.parameters :]
         total = torch.zeros(len(inside), dtype=torch.float64, device=device)
@@ -130,7 +135,7 @@ class StackedTraining:
         share = torch.from_numpy(shares.astype(np.float32)).to(device, non_blocking=True)
         model.evaluating()
         for step in range(table.lengths.shape[1]):
-            running = int((table.lengths[:, step] > 0).sum())
+            running = len(inside) if self._fixed else int((table.lengths[:, step] > 0).sum())
             batch = table.batch(step, running, None)
             found, value, _ = model.gradient([], batch, [])(theta[:running], buffers[:running], batch)
             gradient[:running, : model.parameters] += share[:running, step : step + 1] * found
@@ -146,8 +151,7 @@ class StackedTraining:
         """Clients at some positions of `work`: their models, states and mean objectives."""
         counts = np.array([len(work.batches[i]) for i in at])
         order = np.argsort(-counts, kind="stable")  # whoever has more steps comes first
-        fill = max(0, (self._fixed or 0) - len(at))
-        inside = np.concatenate([at[order], np.repeat(at[order[:1]], fill)])
+        inside = self._filled(at[order])
         table = _Table.of(work, inside, len(at), self._batch, self.model)
         width = self.model.parameters
         start = work.start(inside)
@@ -167,6 +171,11 @@ class StackedTraining:
             {name: slab.index_select(0, back) for name, slab in slabs.items()},
             objective.index_select(0, back),
         )
+
+    def _filled(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Positions of a chunk, the first one again and again where a chunk has a fixed number of clients."""
+        missing = max(0, (self.chunks.most or 0) - len(positions)) if self._fixed else 0
+        return np.concatenate([positions, np.repeat(positions[:1], missing)])
 
     def _steps(
         self,
@@ -219,6 +228,7 @@ class _Table:
     model: BatchedModel
     lengths: npt.NDArray[np.int64]  # (n, S) on the host, 0 where a client is done
     places: Tensor  # (n, S, B)
+    lookup: Tensor  # the same, where the samples are looked up
     sizes: Tensor  # (n, S) lengths as float32
     keys: Tensor | None  # (n, S, dropout layers)
     counts: Tensor  # (n,) number of steps, at least 1
@@ -245,11 +255,14 @@ class _Table:
             keys = torch.from_numpy(drawn).to(device, non_blocking=True)
         numbers = np.concatenate([lengths, np.maximum(lengths > 0, 0).sum(1, keepdims=True).clip(1)], axis=1)
         sent = torch.from_numpy(numbers.astype(np.float32)).to(device, non_blocking=True)
+        on_host = torch.from_numpy(places)
+        sent_places = on_host.to(device, non_blocking=True)
         return _Table(
             work,
             model,
             lengths,
-            torch.from_numpy(places).to(device, non_blocking=True),
+            sent_places,
+            sent_places if model.samples.on_device else on_host,
             sent[:, :steps],
             keys,
             sent[:, steps],
@@ -261,8 +274,8 @@ class _Table:
 
     def batch(self, step: int, first: int, scale: Tensor | None) -> Batch:
         """The batches of the first clients in one step."""
-        places = self.places[:first, step]
-        rows = self.work.rows.index_select(0, places.reshape(-1)).reshape(places.shape)
+        places, lookup = self.places[:first, step], self.lookup[:first, step]
+        rows = self.work.rows.index_select(0, lookup.reshape(-1)).reshape(places.shape)
         length = self.sizes[:first, step]
         real = torch.arange(places.shape[1], device=places.device) < length[:, None]
         samples = self.model.samples
