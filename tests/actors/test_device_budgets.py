@@ -6,6 +6,7 @@ in bytes, so bytes count four times here; operations, copies and synchronisation
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -56,12 +57,16 @@ class Round:
 
 
 @lru_cache(maxsize=8)
-def second_round(engine: str, method: str, clients: int) -> Round:
-    """Of an experiment in full swing: momenta are there, models come from a round before."""
+def second_round(engine: str, method: str, clients: int, determinism: str = "seeded") -> Round:
+    """Of an experiment in full swing: momenta are there, models come from a round before.
+
+    `determinism=exact` fixes the number of clients in a chunk, so that there its operations grow with the clients.
+    """
     workload = Workload(ragged=True, clients=clients, samples=20, batch=8, shape=(3, 16, 16))
     plan = workload.plan(
         f"method={method}", "clusters=10", f"local.engine={engine}", "fleet.backend=in_process", "evaluation.every=1"
     )  # fmt: skip
+    plan = dataclasses.replace(plan, block=dataclasses.replace(plan.block, determinism=determinism))
     with shadow_session(plan) as shadow:
         shadow.run_round(1)
         first = len(shadow.device.copies)
@@ -103,6 +108,13 @@ def test_device_budget_does_not_grow_with_the_number_of_clients():
         for what in ("operations", "copies", "synchronisations"):
             a, b = getattr(few[stage], what), getattr(many[stage], what)
             assert abs(a - b) <= 0.1 * max(a, b), f"{stage}, {what}: {a} at 100 clients, {b} at 200"
+
+
+def test_device_budget_is_kept_by_the_exact_tier_within_a_chunk():
+    found = second_round(ENGINE, "ifca", 24, "exact")
+    check(TRAIN, "train", found)
+    check(LOSSES, "losses", found, models_excepted=True)
+    check(EVALUATE, "evaluate", found, models_excepted=True)
 
 
 def test_device_budget_is_broken_by_one_client_after_the_other():
