@@ -23,7 +23,7 @@ from archipelago.sweeps.runner import run_sweep
 from tests.support.callbacks import StopAfter
 from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs, events
-from tests.support.sweeps import sweep_of
+from tests.support.sweeps import rows_of, sweep_of
 
 
 def accuracies(run: Path) -> dict[int, float]:
@@ -113,6 +113,11 @@ def test_mlflow_has_a_sweep_as_one_experiment(tmp_path: Path) -> None:
     client = mlflow_client(tmp_path / "swept/mlruns")
     experiment = client.get_experiment_by_name("swept")
     found = {each.info.run_name: each for each in client.search_runs([experiment.experiment_id])}
+    report = found.pop("swept")  # the sweep's own run, with what was asked for and the report as its files
+    assert report.info.status == "FINISHED" and report.data.tags["sweep"] == "swept"
+    assert report.data.params["sweep.methods"] == "['ifca', 'ifca+finetune']"
+    kept = {each.path for each in client.list_artifacts(report.info.run_id)}
+    assert {"sweep.yaml", "trials.csv", "report.html", "table.csv"} <= kept
     assert set(found) == {"ifca-seed0", "ifca+finetune-seed0"}
     for name, each in found.items():  # rounds that were taken over from another trial included
         history = client.get_metric_history(each.info.run_id, "micro_accuracy")
@@ -188,6 +193,9 @@ def test_wandb_has_a_sweep_as_one_group(tmp_path: Path) -> None:
     for seed in (0, 1):
         ((begun, history),) = wandb_records(tmp_path / f"swept/runs/ifca-seed{seed}")
         assert begun["group"] == "swept" and len(history) == 1
+    ((begun, history),) = wandb_records(tmp_path / "swept")
+    assert (begun["group"], begun["name"], history) == ("swept", "swept", [])
+    assert {name.rpartition("-")[2] for name in begun["artifacts"]} >= {"report", "trials"}
 
 
 # Failures -----------------------------------------------------------------------------------------------------
@@ -243,6 +251,21 @@ def test_logger_that_fails_is_a_warning_and_never_a_lost_run(
     assert warnings[0] in capsys.readouterr().out
     assert_equal_runs(run, run_experiment(config_of(), tmp_path / "alone", quiet=True))
     assert read_csv(run) == accuracies(run)  # the others are not touched
+
+
+def test_logger_that_fails_with_the_report_of_a_sweep_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(logger: Any, file: Path) -> None:
+        raise ConnectionError("no connection")
+
+    monkeypatch.setattr(LOGGERS, "_entries", dict(LOGGERS._entries))
+    LOGGERS.register("full_disk", "", artifact=refuse)(lambda save_dir: CSVLogger(save_dir, version="0"))
+    wanted = ("loggers=[full_disk]", "rounds=1", "sweep.seeds=1", "fleet.backend=in_process")
+    run_sweep(sweep_of(tmp_path, *wanted), str(tmp_path / "swept"))
+    assert {row.status for row in rows_of(tmp_path / "swept").values()} == {"finished"}
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Warning: logger 'full_disk' failed at the end (ConnectionError: no connection" in shown
 
 
 def test_logger_that_missed_rounds_gets_them_when_the_run_is_resumed(
