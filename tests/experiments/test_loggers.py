@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,18 @@ def test_mlflow_has_a_sweep_as_one_experiment(tmp_path: Path) -> None:
 
 
 def wandb_records(run: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """(what the run was started with, its history) of every offline file, oldest first."""
+    """(what the run was started with, its history) of every offline file, oldest first.
+
+    W&B's own process writes them, and on a busy machine ends them a moment after it said so.
+    """
+    deadline = time.monotonic() + 30
+    while not (found := read_wandb(run)) or not all(begun.pop("ended", False) for begun, _ in found):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    return found
+
+
+def read_wandb(run: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     from wandb.proto import wandb_internal_pb2
     from wandb.sdk.internal.datastore import DataStore
 
@@ -143,7 +155,7 @@ def wandb_records(run: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             if record.HasField("run"):
-                begun = {
+                begun |= {
                     "group": record.run.run_group,
                     "id": record.run.run_id,
                     "name": record.run.display_name,
@@ -154,6 +166,8 @@ def wandb_records(run: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]
                     history.append({"step": json.loads(item.value_json)})
             for item in record.history.item if record.HasField("history") else []:
                 history[-1][item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+            if record.HasField("exit"):
+                begun["ended"] = True
             if record.HasField("artifact"):
                 begun.setdefault("artifacts", []).append(record.artifact.name)
             for item in record.config.update if record.HasField("config") else []:
