@@ -271,7 +271,9 @@ def _taken_over(run: RunFiles) -> dict[str, str]:
 def _labelled(entries: Sequence[_Entry], labels: Labels) -> list[Group]:
     varying = _varying([entry.settings for entry in entries])
     words = [merged(of_run(run.path, labels) for run in entry.runs) for entry in entries]
-    everything = merged(words)  # an older run of the same data calls it by its name, and belongs into the same block
+    everything = merged(
+        words
+    )  # an older run of the same data calls it by its name, and belongs into the same block
     groups = []
     for entry, vocabulary in zip(entries, words, strict=True):
         settings = entry.settings

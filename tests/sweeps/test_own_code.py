@@ -244,7 +244,13 @@ def test_scheduler_that_exchanges_states_is_known_as_a_population_by_reports(
     drawn = ("sweep.sampler=random", "sweep.samples=2", "sweep.sample.local.lr=uniform(0.1,0.2)")
     found = {}
     for scheduler in ("tournament", "asha"):
-        words = ("method=fedavg", f"sweep.scheduler={scheduler}", "sweep.seeds=2", "partition.validation=0.2", *drawn)
+        words = (
+            "method=fedavg",
+            f"sweep.scheduler={scheduler}",
+            "sweep.seeds=2",
+            "partition.validation=0.2",
+            *drawn,
+        )
         directory = SweepDirectory.create(str(tmp_path / scheduler), sweep_of(tmp_path, *words))
         directory.close()
         found[scheduler] = {trial.population for trial in sweep_trials(tmp_path / scheduler)}
@@ -254,7 +260,9 @@ def test_scheduler_that_exchanges_states_is_known_as_a_population_by_reports(
 def test_sampler_and_scheduler_are_named_in_their_own_files_only() -> None:
     """What others must know is declared by the entry; `settings.py` has the two defaults."""
     own = {ROOT / "archipelago/sweeps/samplers.py", ROOT / "archipelago/sweeps/schedulers.py"}
-    own |= {ROOT / "archipelago/runs/format.py"}  # makes declarations of a sweep.yaml from before there were any
+    own |= {
+        ROOT / "archipelago/runs/format.py"
+    }  # makes declarations of a sweep.yaml from before there were any
     compared = re.compile(r"(sampler|scheduler)\b[^\n]{0,4} (==|!=|in|not in) [(\"]")
     names = re.compile(f'"({"|".join({*SAMPLERS, *SCHEDULERS} - {"grid", "random", "none", "median"})})"')
     for path in {*(ROOT / "archipelago").rglob("*.py"), *(ROOT / "actors").rglob("*.py")} - own:

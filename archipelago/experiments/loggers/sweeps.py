@@ -42,7 +42,11 @@ class LiveSweep(LiveRun):
         note: Callable[[str], None],
     ) -> None:
         self.config, self.document, self.sweep = config, document, name
-        self.round, self.resumed, self.in_working_copy = 0, False, True  # all it writes belongs into its own folder
+        self.round, self.resumed, self.in_working_copy = (
+            0,
+            False,
+            True,
+        )  # all it writes belongs into its own folder
         self._path, self._note = path, note
 
     @property
