@@ -8,8 +8,8 @@ from typing import Any
 class UserError(Exception):
     """A mistake in what was asked for: one sentence that says what was expected, what was given, what to do.
 
-    The command line prints the sentence and exits with code 2; nothing was started and nothing is lost. `code` names the
-    kind of mistake and `values` what the sentence is about, for programs and tests: the prose may change.
+    The command line prints the sentence and exits with code 2; nothing was started and nothing is lost. `code` names
+    the kind of mistake and `values` what the sentence is about, for programs and tests: the prose may change.
 
     >>> error = UserError("Unknown method 'ifcaa'. Did you mean 'ifca'?", code="unknown-name", name="ifcaa")
     >>> error.code, error.values
