@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,8 @@ class FlatModel:
         self.optimizer = _only_optimizer(module)
         self._slots = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._loaded: Vector | None = None
+        # (model, samples) -> outputs in evaluation mode, where an engine has a way of its own; None: torch's.
+        self.forward_pass: Callable[[Vector, npt.NDArray[np.int64]], Tensor | None] | None = None
 
     def load(self, vector: Vector) -> None:
         """Make this model the live one; loading the same read-only memory again costs nothing."""

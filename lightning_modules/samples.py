@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +70,15 @@ class _LastInputs:
         return chunk
 
 
+class RawSamples(NamedTuple):
+    """What is stored: row i of `x`, or row `position[i]`, is sample i. Bytes count as / 255; then (x - mean) / std."""
+
+    x: Tensor
+    position: Tensor | None
+    mean: Tensor | None  # None: nothing is subtracted or divided by
+    std: Tensor | None
+
+
 class Samples:
     """Inputs and targets of the whole federation, read from shared memory.
 
@@ -123,6 +133,13 @@ class Samples:
         else:
             x = self._normalised(self._x.index_select(0, rows))
         return x.to(self.device, non_blocking=True), self.targets(index)
+
+    def raw(self) -> RawSamples:
+        """The samples as they are stored, for who normalises them on the fly."""
+        ready = self._plain or self._position is not None
+        return RawSamples(
+            self._x, self._position, None if ready else self._mean, None if ready else self._std
+        )
 
     def inputs(self, index: npt.NDArray[np.int64]) -> Iterator[Tensor]:
         """Inputs alone, a chunk at a time. Those asked for last are kept: several frozen models see them in turn."""

@@ -133,12 +133,18 @@ def outputs_of(model: FlatModel, samples: Samples, vector: Vector, index: npt.ND
     key = samples.remembered.key(vector, index)
     found = samples.remembered.get(key)
     if found is None:
-        model.load(vector)
-        model.module.eval()
-        with torch.no_grad():
-            chunks = [model.module(x) for x in samples.inputs(index)]
-        found = samples.remembered.put(key, torch.cat(chunks))
+        own = None if model.forward_pass is None else model.forward_pass(vector, index)
+        found = samples.remembered.put(key, _outputs_by_torch(model, samples, vector, index) if own is None else own)
     return found
+
+
+def _outputs_by_torch(
+    model: FlatModel, samples: Samples, vector: Vector, index: npt.NDArray[np.int64]
+) -> Tensor:
+    model.load(vector)
+    model.module.eval()
+    with torch.no_grad():
+        return torch.cat([model.module(x) for x in samples.inputs(index)])
 
 
 def prepare(job: TrainJob, model: FlatModel, samples: Samples) -> LocalObjective:
