@@ -52,6 +52,23 @@ static int check_tensor(const Plan *plan, const Tensor *t)
     return FINE;
 }
 
+/* Two tensors are the same memory, as an image and its flat view are, or have nothing in common. */
+static int apart(int64_t a, int64_t a_size, int64_t b, int64_t b_size)
+{
+    return a < 0 || b < 0 || (a == b && a_size == b_size) || a + a_size <= b || b + b_size <= a;
+}
+
+static int check_overlap(const Plan *plan, const Tensor *a, const Tensor *b)
+{
+    const int64_t values[2] = {floats_of(a, a->halo_y, a->halo_x, plan->groups), floats_of(b, b->halo_y, b->halo_x, plan->groups)};
+    const int64_t slopes[2] = {floats_of(a, a->gradient_halo_y, a->gradient_halo_x, plan->groups),
+                               floats_of(b, b->gradient_halo_y, b->gradient_halo_x, plan->groups)};
+    return apart(a->value, values[0], b->value, values[1]) && apart(a->gradient, slopes[0], b->gradient, slopes[1]) &&
+                   apart(a->value, values[0], b->gradient, slopes[1]) && apart(a->gradient, slopes[0], b->value, values[1])
+               ? FINE
+               : BAD_MEMORY;
+}
+
 static int same_shape(const Tensor *a, const Tensor *b)
 {
     return a->channels == b->channels && a->height == b->height && a->width == b->width;
@@ -149,6 +166,7 @@ EXPORT int64_t kernels_check(const Plan *plan)
     if (!inside(plan->workspace, plan->workspace_size, plan->arena_size)) return BAD_MEMORY;
     for (int i = 0; i < plan->tensor_count; i++) {
         int problem = check_tensor(plan, plan->tensors + i);
+        for (int j = 0; j < i && !problem; j++) problem = check_overlap(plan, plan->tensors + j, plan->tensors + i);
         if (problem) return problem + 256 * (int64_t)(i + 1);
     }
     for (int i = 0; i < plan->operation_count; i++) {

@@ -191,30 +191,40 @@ static void average_pool_backward(const Run *run, const Operation *op)
 
 /* --- batch normalisation ------------------------------------------------------------------------------------------------------ */
 
-/* Two sums over a channel of the batch, of f(a, b) and g(a, b) at each pixel, live lanes only: lane by lane, then over lanes.
- * `b` may be the same tensor as `a`. */
-#define CHANNEL_SUMS(run, A, B, channel, first, second, one, two) \
-    do { \
-        float lanes_[2][GROUP]; \
-        for (int half = 0; half < HALVES; half++) { \
-            vec sums_[2][2] = {{v_zero(), v_zero()}, {v_zero(), v_zero()}}; \
-            for (int g = 0; g < (run)->groups; g++) { \
-                const mask live = m_below(live_lanes(run, g), half); \
-                for (int y = 0; y < (A).height; y++) { \
-                    const float *p_ = row_of(A, g, channel, y) + half * LANES, *q_ = row_of(B, g, channel, y) + half * LANES; \
-                    for (int x = 0; x < (A).width; x++) { \
-                        const vec a = v_load(p_ + x * GROUP), b = v_load(q_ + x * GROUP); \
-                        (void)b; \
-                        sums_[0][x & 1] = v_add(sums_[0][x & 1], v_select(live, first, v_zero())); \
-                        sums_[1][x & 1] = v_add(sums_[1][x & 1], v_select(live, second, v_zero())); \
-                    } \
-                } \
-            } \
-            v_store(lanes_[0] + half * LANES, v_add(sums_[0][0], sums_[0][1])); \
-            v_store(lanes_[1] + half * LANES, v_add(sums_[1][0], sums_[1][1])); \
-        } \
-        one = lane_sum(lanes_[0]), two = lane_sum(lanes_[1]); \
-    } while (0)
+enum { VALUES, SQUARES, SLOPES };
+
+/* What one pixel adds to the sums of its channel: its value, its squared distance from the mean, or (of a gradient d and the
+ * input x there) d and d xhat. */
+ALWAYS_INLINE void add_pixel(const int what, const float *p, const float *q, vec mean, vec inverse, mask live, vec sums[2])
+{
+    const vec a = v_load(p), away = v_sub(v_load(q), mean);
+    if (what == SQUARES) sums[0] = v_add(sums[0], v_select(live, v_mul(away, away), v_zero()));
+    else sums[0] = v_add(sums[0], v_select(live, a, v_zero()));
+    if (what == SLOPES) sums[1] = v_add(sums[1], v_select(live, v_mul(a, v_mul(away, inverse)), v_zero()));
+}
+
+/* Sums over a channel of the batch, live lanes only: even and odd pixels of all rows lane by lane, then together, then lanes. */
+ALWAYS_INLINE void channel_sums(const int what, const Run *run, View a, View b, int channel, vec mean, vec inverse, float total[2])
+{
+    float lanes[2][GROUP];
+    for (int half = 0; half < HALVES; half++) {
+        vec even[2] = {v_zero(), v_zero()}, odd[2] = {v_zero(), v_zero()};
+        for (int g = 0; g < run->groups; g++) {
+            const mask live = m_below(live_lanes(run, g), half);
+            for (int y = 0; y < a.height; y++) {
+                const float *p = row_of(a, g, channel, y) + half * LANES, *q = row_of(b, g, channel, y) + half * LANES;
+                int x = 0;
+                for (; x + 2 <= a.width; x += 2, p += 2 * GROUP, q += 2 * GROUP) {
+                    add_pixel(what, p, q, mean, inverse, live, even);
+                    add_pixel(what, p + GROUP, q + GROUP, mean, inverse, live, odd);
+                }
+                if (x < a.width) add_pixel(what, p, q, mean, inverse, live, even);
+            }
+        }
+        for (int i = 0; i < 2; i++) v_store(lanes[i] + half * LANES, v_add(even[i], odd[i]));
+    }
+    total[0] = lane_sum(lanes[0]), total[1] = what == SLOPES ? lane_sum(lanes[1]) : 0;
+}
 
 ALWAYS_INLINE float model_or(const Run *run, int64_t at, int c, float otherwise) { return at < 0 ? otherwise : run->model[at + c]; }
 
@@ -226,13 +236,12 @@ static void batch_norm_forward(const Run *run, const Operation *op)
     const float count = (float)run->batch * in.height * in.width;
     for (int c = 0; c < in.channels; c++) {
         float *mean_ = run->model + op->mean + c, *variance_ = run->model + op->variance + c;
-        float mean = *mean_, variance = *variance_, nothing;
+        float mean = *mean_, variance = *variance_, sums[2];
         if (run->training) {
-            CHANNEL_SUMS(run, in, in, c, a, v_zero(), mean, nothing);
-            mean /= count;
-            const vec centre = v_all(mean);
-            CHANNEL_SUMS(run, in, in, c, v_mul(v_sub(a, centre), v_sub(a, centre)), v_zero(), variance, nothing);
-            (void)nothing;
+            channel_sums(VALUES, run, in, in, c, v_zero(), v_zero(), sums);
+            mean = sums[0] / count;
+            channel_sums(SQUARES, run, in, in, c, v_all(mean), v_zero(), sums);
+            variance = sums[0];
             *mean_ = (1 - op->momentum) * *mean_ + op->momentum * mean;
             *variance_ = (1 - op->momentum) * *variance_ + op->momentum * (variance / (count - 1));
             variance /= count;
@@ -261,9 +270,10 @@ static void batch_norm_backward(const Run *run, const Operation *op)
     const float *kept = run->plan->arena + op->kept;
     const float count = (float)run->batch * out.height * out.width;
     for (int c = 0; c < out.channels; c++) {
-        float total, moment;
+        float sums[2];
         const vec mean = v_all(kept[2 * c]), inverse = v_all(kept[2 * c + 1]);
-        CHANNEL_SUMS(run, out, x_, c, a, v_mul(a, v_mul(v_sub(b, mean), inverse)), total, moment);
+        channel_sums(SLOPES, run, out, x_, c, mean, inverse, sums);
+        const float total = sums[0], moment = sums[1];
         if (op->weight >= 0) run->gradient[op->weight + c] = moment;
         if (op->bias >= 0) run->gradient[op->bias + c] = total;
         if (!op->to_input) continue;
