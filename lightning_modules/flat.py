@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -105,6 +106,8 @@ class FlatModel:
         self.optimizer = _only_optimizer(module)
         self._slots = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._loaded: Vector | None = None
+        # (model, samples) -> outputs in evaluation mode, where an engine has a way of its own; None: torch's.
+        self.forward_pass: Callable[[Vector, npt.NDArray[np.int64]], Tensor | None] | None = None
 
     def tensors(self) -> list[tuple[ModelEntry, Tensor]]:
         """Every tensor of the live model and where it stands in the vector."""

@@ -72,6 +72,15 @@ class _LastInputs:
 
 
 class RawSamples(NamedTuple):
+    """What is stored: row i of `x`, or row `position[i]`, is sample i. Bytes count as / 255; then (x - mean) / std."""
+
+    x: Tensor
+    position: Tensor | None
+    mean: Tensor | None  # None: nothing is subtracted or divided by
+    std: Tensor | None
+
+
+class GivenSamples(NamedTuple):
     """Samples as they came, and what normalises them."""
 
     x: npt.NDArray[np.generic]
@@ -103,7 +112,7 @@ class Samples:
         chunk: int = 512,
         channels_last: bool = False,
     ) -> None:
-        self._raw = RawSamples(x, y, mean, std, classes)
+        self.given = GivenSamples(x, y, mean, std, classes)
         self.remembered = RememberedOutputs()
         self.chunk = chunk  # samples per forward pass where no gradient is needed
         self.device = torch.device(device)
@@ -128,10 +137,6 @@ class Samples:
             self._x = self._normalised(self._x[index]).to(self.device)
             self._position = position
 
-    def raw(self) -> RawSamples:
-        """Samples and normalisation as they were given."""
-        return self._raw
-
     def batch(self, index: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Inputs and targets of some samples, on the device."""
         rows = tensor_of(np.asarray(index, np.int64))
@@ -140,6 +145,13 @@ class Samples:
         else:
             x = self._normalised(self._x.index_select(0, rows))
         return x.to(self.device, non_blocking=True), self.targets(index)
+
+    def raw(self) -> RawSamples:
+        """The samples as they are stored, for who normalises them on the fly."""
+        ready = self._plain or self._position is not None
+        return RawSamples(
+            self._x, self._position, None if ready else self._mean, None if ready else self._std
+        )
 
     def inputs(self, index: npt.NDArray[np.int64]) -> Iterator[Tensor]:
         """Inputs alone, a chunk at a time. Those asked for last are kept: several frozen models see them in turn."""

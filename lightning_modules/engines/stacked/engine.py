@@ -113,7 +113,7 @@ class StackedEngine(Engine):
         why = self.why_not or reason_against_jobs(jobs)
         if not why:
             used = np.unique(np.concatenate([np.concatenate(job.batches) for job in jobs]))
-            raw = self.samples.raw()
+            raw = self.samples.given
             held = DeviceSamples(
                 raw.x,
                 raw.y,
