@@ -279,6 +279,7 @@ def test_stacked_leaves_penalties_of_whole_batches_to_the_loop_and_says_so() -> 
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")  # of torch's own code generator
 @pytest.mark.parametrize("network", ["cnn_digits", "cnn_fashion"])
 def test_stacked_compiled_gradients_agree(network: str) -> None:
     settings = ("method=ifca+cam", f"model={network}", *RAGGED)
@@ -296,7 +297,6 @@ LAYOUTS = [[[0, 1, 2, 3], [4, 5, 6, 7]], [[5], [0, 1, 2, 3, 4, 6, 7]], [[client]
 def test_stacked_exact_tier_has_the_same_bits_for_every_packing(settings: tuple[str, ...]) -> None:
     """Chunk shapes come from the config alone."""
     plan = plan_of(*settings, "local.engine=stacked", "local.chunk=4", *RAGGED, *PARTIAL)
-    plan = dataclasses.replace(plan, block=dataclasses.replace(plan.block, determinism="exact"))
     shapes: set[tuple[int, ...]] = set()
     found = set()
     for layout in [None, *LAYOUTS]:
