@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -189,16 +190,19 @@ class StackedOutputs:
         made: Tensor | None = None
         there = np.flatnonzero((what.rows >= 0) & (places.sizes > 0))
         for group in _alike(there, places.sizes):
-            for outputs, at in self.chunks.run(
-                len(group), lambda at, g=group: self._padded(what, places, g[at])
-            ):  # type: ignore[misc]
+            parts = self.chunks.run(len(group), functools.partial(self._padded, what, places, group))
+            for outputs, at in parts:
                 if made is None:
                     made = outputs.new_zeros(len(places), *outputs.shape[1:])
                 made.index_copy_(0, at, outputs)
         return self._pass(what.values[0], places.rows[:0]) if made is None else made
 
-    def _padded(self, what: Stacked, places: Places, group: Positions) -> tuple[Tensor, Tensor]:
+    def _padded(
+        self, what: Stacked, places: Places, among: Positions, chosen: Positions
+    ) -> tuple[Tensor, Tensor]:
+        """Some of a group of clients, each under its own model: (outputs, their places)."""
         assert what.rows is not None
+        group = among[chosen]
         device, sizes = self.model.device, places.sizes[group]
         longest = int(sizes.max())
         at = places.starts[group][:, None] + np.minimum(np.arange(longest), sizes[:, None] - 1)
