@@ -121,7 +121,7 @@ class StackedBlock(ClientBlock):
         stage = f"local training ('{request.slot}')"
         with self._failing_together(request.clients, request.round, stage):
             side, clients = self._device_side(arrays), request.clients
-            received = [request.start.is_received(client, side.side) for client in clients]
+            received = request.start.received_by(clients, side)
             work = self._work(request, side)
             outcome = self.parts.train(work)
             measured = self._measured(outcome.objective, outcome.models)
