@@ -57,7 +57,7 @@ def actor_count(fleet: FleetSettings, clients: int, nodes: Sequence[Node], *, sh
         return wanted
     if shrink and room >= 1:
         return room
-    raise UserError(_cannot_hold(wanted, room, fleet, nodes))
+    raise UserError(_cannot_hold(wanted, room, fleet, nodes), code="capacity", wanted=wanted, capacity=room)
 
 
 def _cannot_hold(wanted: int, room: int, fleet: FleetSettings, nodes: Sequence[Node]) -> str:
@@ -72,7 +72,7 @@ def _cannot_hold(wanted: int, room: int, fleet: FleetSettings, nodes: Sequence[N
     else:
         remedy = "ask for less per actor (fleet.cpus, fleet.gpus)"
     return (
-        f"Expected room for {wanted} client actor{'' if wanted == 1 else 's'} of {each} each, but the "
+        f"Expected capacity for {wanted} client actor{'' if wanted == 1 else 's'} of {each} each, but the "
         f"cluster has {has} on {len(nodes)} node{'' if len(nodes) == 1 else 's'}, which holds {room}: {remedy}."
     )
 

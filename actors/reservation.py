@@ -39,9 +39,12 @@ def reserve(plan: Plan, shrink: bool, wait: float) -> tuple[Any, int]:
         if time.monotonic() >= deadline:
             each = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
             raise UserError(
-                f"Expected room for {count} client actor{'' if count == 1 else 's'} of {each} each, but the "
-                f"cluster is busy and has had room for {free} after {wait:g} s: wait until others are done, "
-                "or ask for less (fleet.actors, fleet.cpus, fleet.gpus)."
+                f"Expected capacity for {count} client actor{'' if count == 1 else 's'} of {each} each, but the "
+                f"cluster is busy and has had capacity for {free} after {wait:g} s: wait until others are done, "
+                "or ask for less (fleet.actors, fleet.cpus, fleet.gpus).",
+                code="capacity",
+                wanted=count,
+                capacity=free,
             )
         if flexible:
             # One fewer at least: what is free may be scattered over devices and hold less than it seems.
