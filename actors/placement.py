@@ -128,7 +128,7 @@ def actor_count(fleet: FleetSettings, clients: int, nodes: Sequence[Node], *, sh
         return wanted
     if shrink and room >= 1:
         return room
-    raise UserError(_cannot_hold(wanted, room, fleet, nodes))
+    raise UserError(_cannot_hold(wanted, room, fleet, nodes), code="capacity", wanted=wanted, capacity=room)
 
 
 def _cannot_hold(wanted: int, room: int, fleet: FleetSettings, nodes: Sequence[Node]) -> str:
@@ -142,7 +142,7 @@ def _cannot_hold(wanted: int, room: int, fleet: FleetSettings, nodes: Sequence[N
     else:
         remedy = "ask for less per actor (fleet.cpus, fleet.gpus)"
     return (
-        f"Expected room for {_count(wanted, 'client actor')} of {each} each, but the "
+        f"Expected capacity for {_count(wanted, 'client actor')} of {each} each, but the "
         f"cluster has {has} on {_count(len(nodes), 'node')}, which holds {room}: {remedy}."
     )
 

@@ -23,6 +23,10 @@ class UserError(Exception):
         self.code = code
         self.values = values
 
+    def rephrased(self, sentence: str) -> UserError:
+        """The same mistake in a sentence that says more about where it was made."""
+        return UserError(sentence, code=self.code, **self.values)
+
 
 class ClientFailure(RuntimeError):
     """Something went wrong inside one client; says which client, which round, which stage and why."""

@@ -128,7 +128,7 @@ def method_parts(methods: Any) -> set[str]:
         try:
             parsed = [parse_method(member) for member in expand([str(each) for each in methods])]
         except UserError as error:
-            raise UserError(f"A member of ensemble={quote(methods)} is wrong: {error}") from error
+            raise error.rephrased(f"A member of ensemble={quote(methods)} is wrong: {error}") from error
     else:
         parsed = [parse_method(str(methods))]
     bases = {METHODS.entry(base).section for base, _ in parsed}
