@@ -19,17 +19,16 @@ $(READY): pyproject.toml constraints.txt
 run: $(READY)  ## Run the demonstration: five methods, three seeds, ends in a table and a report
 	$(PY) -m platform.launch
 
-# Two processes for what runs in one, then one for what needs a Ray cluster, which is many processes by itself.
+# Tests without a Ray cluster and tests with one run beside each other: the latter mostly wait.
 test: $(READY)  ## Run the test suite: all but the longest tests of clusters and sweeps (check-all)
-	$(PY) -m pytest -n 2 -m "not ray and not full"
-	$(PY) -m pytest -m "ray and not full"
+	$(PY) -m tests.suite
 
 test-fast: $(READY)  ## Run the tests that need no Ray cluster
 	$(PY) -m pytest -n 2 -m "not ray and not slow and not full"
 
 check: lint types test  ## What CI runs: lint, types, tests
 
-check-all: check  ## Everything: also the full matrix of layouts and kills, and every table's small twin
+check-all: check  ## Everything: also the full matrix of layouts and kills, and every table's small variant
 	$(PY) -m pytest -m full --timeout=1800
 
 lint: $(READY)  ## Lint and format check

@@ -14,17 +14,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from actors.best import Negative, Search, best_of_all
 from actors.client_states import ClientStates, State
 from actors.compute import BlockDevice
 from actors.devices import effective_tier, mps_directory, refused_by_tier, torch_has_cuda
 from actors.forward import ClientView, Forward
 from actors.metrics import client_metrics
-from actors.requests import BlockSetup, ClientSamples, EvaluateRequest, MapRequest, ModelRequest, TrainRequest
+from actors.requests import (
+    BestRequest,
+    BlockSetup,
+    ClientSamples,
+    EvaluateRequest,
+    MapRequest,
+    ModelRequest,
+    TrainRequest,
+)
 from actors.wire import ClientSide, Encoded, model_key, resolved
 from archipelago.core.errors import ClientFailure, UserError
 from archipelago.core.plugins import load_plugins
 from archipelago.core.randomness import generator, torch_seed
-from archipelago.strategies.parameters import Vector, partial_sums
+from archipelago.strategies.parameters import PartialSums, Vector, partial_sums, used_rows
 from archipelago.strategies.penalties import Penalty
 from lightning_modules.base import build_module
 from lightning_modules.engines import (
@@ -76,6 +85,7 @@ class ClientBlock:
         self.engine = make_engine(setup.local.engine, self.model, self.samples, setup.local)
         self.states = ClientStates(clients)
         self._results: dict[str, dict[int, Vector]] = {}  # by handle and client, until the round ends
+        self._searches: dict[str, Search] = {}  # by the owner of the models
 
     def _fresh_module(self, seed: int) -> Any:
         setup = self.setup
@@ -165,7 +175,7 @@ class ClientBlock:
         return TrainJob(
             client=client,
             start=start,
-            batches=self._batches(client, request, side),
+            batches=self._batches(client, request, side, self.clients[client].train),
             seed=torch_seed(
                 self.setup.seed, "training", slot=request.slot, round=request.round, client=client
             ),
@@ -191,12 +201,14 @@ class ClientBlock:
         table = self.states.of(client)[name]
         return self.clients[client].train, np.ascontiguousarray(table[:, column], np.float32)
 
-    def _batches(self, client: int, request: TrainRequest, side: ClientSide) -> list[npt.NDArray[np.int64]]:
+    def _batches(
+        self, client: int, request: TrainRequest, side: ClientSide, indices: npt.NDArray[np.int64]
+    ) -> list[npt.NDArray[np.int64]]:
         """Shuffled passes over the client's training samples, cut into batches; the last of a pass is short.
 
         Every round draws fresh permutations, so that no cursor has to be remembered (DECISIONS.md, entry 7).
         """
-        local, indices = self.setup.local, self.clients[client].train
+        local = self.setup.local
         per_pass = -(-len(indices) // local.batch)
         steps = local.steps if local.epochs is None else local.epochs * per_pass
         if request.step_share is not None:
@@ -241,6 +253,28 @@ class ClientBlock:
                     row.append(float(self.forward.losses(total, y).to(torch.float64).mean()))
                 table.append(row)
         return np.asarray(table, np.float64).reshape(len(request.clients), -1)
+
+    def best(self, request: BestRequest, *arrays: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """(clients, 3): the model of least mean training loss, that loss, and how many samples went forward.
+
+        The same answer as from `losses`, which an engine that has all losses at once may give it from.
+        """
+        side, sizes = self._side(arrays), np.array([len(self.clients[c].train) for c in request.clients])
+        if not request.clients or not self.forward.never_negative:
+            return best_of_all(self.losses(request, *arrays), sizes)
+        search = self._searches.setdefault(request.owner, Search(self.forward))
+        search.start(request.models.resolve(request.clients[0], side), plain=not request.on_top_of)
+        table = []
+        for client in request.clients:
+            with self._failing(client, request.round, "computing losses"):
+                index = self.clients[client].train
+                under = self.forward.sum_of_outputs(_existing(request.on_top_of, client, side), index)
+                first = -1 if request.first is None else int(request.first.resolve(client, side))
+                try:
+                    table.append(search.best(client, index, under, first))
+                except Negative:  # its module said that there are none
+                    return best_of_all(self.losses(request, *arrays), sizes)
+        return np.asarray(table, np.float64)
 
     def gradients(self, request: ModelRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, float]]:
         """Full-batch gradients of the mean training loss, kept here under `request.handle`."""
@@ -344,12 +378,17 @@ class ClientBlock:
         clients: list[int],
         weights: npt.NDArray[np.float64],
         exponents: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.int64]:
-        """(K, P) fixed-point partial sums of this block's models."""
-        results = self._results.get(handle, {})
+        columns: tuple[int, int],
+    ) -> PartialSums:
+        """Fixed-point partial sums of this block's models in the columns from the first to before the second.
+
+        (rows of `weights` that one of these clients feeds, ascending; an int64 row of sums for each of them)
+        """
+        results, (start, stop) = self._results.get(handle, {}), columns
         present = [j for j, client in enumerate(clients) if client in results]
-        values = [results[clients[j]] for j in present]
-        return partial_sums(values, weights[:, present], exponents, self.model.spec.size)
+        rows = used_rows(weights[:, present])
+        values = [results[clients[j]][start:stop] for j in present]
+        return rows, partial_sums(values, weights[rows][:, present], exponents[rows], stop - start)
 
     def columns(
         self, handle: str, clients: list[int], columns: npt.NDArray[np.int64] | None

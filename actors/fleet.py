@@ -7,26 +7,28 @@ else, which is why both give the same bits.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from actors.requests import EvaluateRequest, MapRequest, ModelRequest, Request, TrainRequest
+from actors.requests import BestRequest, EvaluateRequest, MapRequest, ModelRequest, Request, TrainRequest
 from actors.rounds import Count, Ledger, RoundState
 from actors.trained import Trained
 from actors.wire import Wire, model_key
 from archipelago.core.errors import ClientFailure
-from archipelago.strategies.parameters import ModelSpec, Vector
+from archipelago.strategies.parameters import ModelSpec, PartialSums, Vector, add_sums, used_rows
 from archipelago.strategies.penalties import Penalty
 from archipelago.strategies.references import Indices, Models, PerClient, Prediction, Reference, SampleWeights
 
 if TYPE_CHECKING:  # a server process has no use for Lightning, which a block imports
     from actors.block import ClientBlock
 
+SUMS = 64e6  # bytes of partial sums that travel at a time
 WILD = 1e9  # times the median magnitude: a model beyond this is diverging
 
 
@@ -59,6 +61,10 @@ class Fleet(ABC):
         self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()
     ) -> dict[int, Any]:
         """Call `method` on the given blocks, all at once; {block: result}. `arrays` go to each of them."""
+
+    @abstractmethod
+    def _summed(self, method: str, calls: Iterable[dict[int, tuple[Any, ...]]]) -> Iterator[PartialSums]:
+        """For each of several calls, what the blocks return, added up."""
 
     def _place(self, array: npt.NDArray[Any]) -> Any:
         """Put an array where every block can read it (the object store)."""
@@ -193,8 +199,8 @@ class Fleet(ABC):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds this round spent waiting for the clients, by what they were asked."""
-        return self._round.seconds
+        """Seconds this round spent waiting for the clients, by what they were asked; `share_...`: of the work."""
+        return self._round.spent()
 
     @property
     def dropped(self) -> set[int]:
@@ -296,8 +302,34 @@ class Fleet(ABC):
         found = self._reach("losses", self._parts(request, clients), wire.arrays)
         table: npt.NDArray[np.float64] = self._table(found, clients, len(models))
         best = np.where(np.isfinite(table), table, np.inf).min(axis=1, initial=np.inf)
-        self._drop(self.ids[~np.isfinite(best)], "the assignment", "its loss was not finite under any model")
+        self._drop_unassigned(best)
         return table
+
+    def best(
+        self,
+        models: Models,
+        *,
+        on_top_of: Reference | Sequence[Reference] | None = None,
+        first: Indices | None = None,
+    ) -> tuple[Indices, npt.NDArray[np.float64]]:
+        """(n,) the model of least mean training loss for each client, and that loss."""
+        wire = Wire(self)
+        request = BestRequest(
+            round=self._round.number,
+            clients=self.ids.tolist(),
+            models=wire.encode(models),
+            on_top_of=wire.encode_all(on_top_of),
+            first=None if first is None else wire.encode(PerClient(np.asarray(first))),
+            owner=self.prefix,
+        )
+        clients = self.participants()
+        # What a deployment computes to find the best of K, however few of these passes are needed here.
+        self.ledger.compute(0.0, self.sizes * (len(models) + len(request.on_top_of)))
+        found = self._reach("best", self._parts(request, clients), wire.arrays)
+        chosen, loss, forwards = self._table(found, clients, 3).T
+        self._round.count_passes(forwards.sum(), float(self.sizes.sum()) * len(models))
+        self._drop_unassigned(loss)
+        return chosen.astype(np.int64), loss
 
     def gradients(
         self, at: Reference, *, on_top_of: Reference | Sequence[Reference] | None = None
@@ -364,6 +396,25 @@ class Fleet(ABC):
         self.ledger.compute(0.0, [forwards for _, forwards in results])
         return [result for result, _ in results]
 
+    def combine(
+        self, handle: str, weights: npt.NDArray[np.float64], exponents: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[slice, PartialSums]]:
+        """Fixed-point sums of the models under `handle` over all clients, some columns at a time.
+
+        No process ever holds more than a few pieces of `SUMS` bytes, whatever the number of models and blocks.
+        """
+        clients = {b: at for b, at in self.participants().items() if weights[:, at].any()}
+        if not clients:
+            return
+        width = max(1, int(SUMS // (8 * len(used_rows(weights)))))
+        pieces = [(start, min(start + width, self.spec.size)) for start in range(0, self.spec.size, width)]
+        calls = (
+            {b: (handle, self.names(at), weights[:, at], exponents, piece) for b, at in clients.items()}
+            for piece in pieces
+        )
+        for piece, sums in zip(pieces, self._summed("combine", calls), strict=True):
+            yield slice(*piece), sums
+
     def distances(self, handle: str, to: Reference) -> npt.NDArray[np.float64]:
         """Euclidean distance of each client's model under `handle` to its reference."""
         wire, clients = Wire(self), self.participants()
@@ -386,6 +437,10 @@ class Fleet(ABC):
             magnitude[finite & (magnitude > limit)] = np.inf
         bad = self.ids[~(np.isfinite(objective) & np.isfinite(magnitude))]
         self._drop(bad, stage, f"its loss or its {result} was not finite")
+
+    def _drop_unassigned(self, best: npt.NDArray[np.float64]) -> None:
+        bad = self.ids[~np.isfinite(best)]
+        self._drop(bad, "the assignment", "its loss was not finite under any model")
 
     def _drop(self, bad: Indices, stage: str, what: str) -> None:
         bad = bad[~np.isin(bad, list(self._dropped))]
@@ -421,3 +476,8 @@ class InProcessFleet(Fleet):
             for b, given in arguments.items():
                 found[b] = getattr(self.blocks[b], method)(*given, *arrays)
         return found
+
+    def _summed(self, method: str, calls: Iterable[dict[int, tuple[Any, ...]]]) -> Iterator[PartialSums]:
+        for arguments in calls:
+            parts = (self._reach(method, {b: given})[b] for b, given in arguments.items())
+            yield functools.reduce(lambda total, part: add_sums([total, part]), parts)

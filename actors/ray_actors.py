@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from actors.fleet import Fleet
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
 from actors.server import Server, ServerSetup
+from actors.shards import HeldStates, read_where_it_is
+from archipelago.strategies.parameters import PartialSums, add_sums
 
 if TYPE_CHECKING:
     from actors.block import ClientBlock
@@ -38,6 +41,7 @@ class ClientActor:
 
     device: str
     block: ClientBlock
+    held: HeldStates
 
     def start(
         self,
@@ -47,18 +51,39 @@ class ClientActor:
         y: npt.NDArray[Any],
     ) -> BlockDevice:
         """Load the clients; `x` and `y` are read where the object store holds them. Returns what it computes on."""
-        from actors.block import ClientBlock  # Lightning is imported here and not in the server
+        from actors.blocks import make_block  # Lightning is imported here and not in the server
         from actors.devices import claim_device
 
         claim = claim_device(setup.gpus, setup.precision, setup.determinism)
         self.device = claim.device
-        self.block = ClientBlock(setup, clients, x, y, self.device)
+        self.block = make_block(setup, clients, x, y, self.device)
+        self.held = HeldStates()
         which = ",".join(map(str, ray.get_gpu_ids()))
         return self.block.computes_on(claim.name, f"{_place()['node']}/{which}" if which else "")
 
     def call(self, method: str, arguments: tuple[Any, ...], *arrays: npt.NDArray[Any]) -> Any:
         """Do what the fleet asks of a block."""
         return getattr(self.block, method)(*arguments, *arrays)
+
+    def shard(self, question: str, number: int, *arguments: Any) -> Any:
+        """What the driver asks about the states that are held under a number (`actors/shards.py`)."""
+        if question == "hold":
+            return self.held.hold(number, self.block.snapshot())
+        if question in ("save", "saved", "release"):
+            return getattr(self.held, question)(number, *arguments)
+        held = self.held.shard(number)
+        return held() if question == "states" else getattr(held, question)(*arguments)
+
+    def load(self, folder: str, manifest: str, shards: dict[str, list[int]]) -> bool:
+        """Take over the states of a checkpoint; False if this process does not see it."""
+        states = read_where_it_is(folder, manifest, shards)
+        if states is not None:
+            self.block.restore(states)
+        return states is not None
+
+    def add(self, *parts: PartialSums) -> PartialSums:
+        """The sum of partial sums that were made here or in other actors, read from the object store."""
+        return add_sums(parts)
 
     def about(self) -> dict[str, Any]:
         """Where this actor runs."""
@@ -88,9 +113,43 @@ class RayFleet(Fleet):
         self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()
     ) -> dict[int, Any]:
         with self._round.timed(method):
-            calls = {b: self.actors[b].call.remote(method, args, *arrays) for b, args in arguments.items()}
+            calls = self._call(method, arguments, arrays)
             # All at once: the first failure surfaces instead of waiting behind a healthy actor.
             return dict(zip(calls, ray.get(list(calls.values())), strict=True))
+
+    def _call(
+        self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()
+    ) -> dict[int, Any]:
+        """References to what the blocks will return."""
+        return {b: self.actors[b].call.remote(method, args, *arrays) for b, args in arguments.items()}
+
+    def _summed(self, method: str, calls: Iterable[dict[int, tuple[Any, ...]]]) -> Iterator[PartialSums]:
+        """Actors add each other's sums, pairs and then pairs of pairs; this process receives the last one.
+
+        The actors are at work on the next piece while this process makes models of one.
+        """
+        waiting: deque[Any] = deque()
+        for arguments in calls:
+            waiting.append(self._tree(self._call(method, arguments)))
+            if len(waiting) > 1:
+                yield self._wait_for(method, waiting.popleft())
+        while waiting:
+            yield self._wait_for(method, waiting.popleft())
+
+    def _wait_for(self, method: str, reference: Any) -> Any:
+        with self._round.timed(method):
+            return ray.get(reference)
+
+    def _tree(self, parts: dict[int, Any]) -> Any:
+        """A reference to the sum of parts that the given blocks' actors hold."""
+        level = list(parts.items())
+        while len(level) > 1:
+            above = [
+                (b, self.actors[b].add.remote(left, right))
+                for (b, left), (_, right) in zip(level[::2], level[1::2], strict=False)
+            ]
+            level = above + level[2 * len(above) :]  # an odd one waits for the next level
+        return level[0][1]
 
     def _place(self, array: npt.NDArray[Any]) -> Any:
         return ray.put(np.ascontiguousarray(array))
@@ -118,11 +177,9 @@ class ServerActor:
         """One committed round."""
         return self.server.run_round(round)
 
-    def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
-        """(the server's state, references to each block's client states), all of the last committed round."""
-        states = [actor.call.remote("snapshot", ()) for actor in self.fleet.actors]
-        ray.wait(states, num_returns=len(states), fetch_local=False)
-        return self.server.state(), states
+    def state(self) -> dict[str, Any]:
+        """The server's part of a checkpoint, of the last committed round."""
+        return self.server.state()
 
     def models(self) -> dict[str, Any]:
         """The server's models and the layout of their values."""

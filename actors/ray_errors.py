@@ -33,7 +33,9 @@ class SurfacedErrors:
             exceptions.OutOfMemoryError,
             exceptions.ActorUnschedulableError,
         )
-        cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
+        cause = error
+        while isinstance(cause, exceptions.RayTaskError):  # of one that waited for another one's result
+            cause = cause.cause
         if cause is not error and isinstance(cause, ClientFailure | UserError):
             raise cause from error
         if isinstance(cause, gone) and not getattr(cause, "actor_init_failed", False):

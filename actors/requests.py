@@ -72,6 +72,14 @@ class ModelRequest(Request):
 
 
 @dataclass(frozen=True)
+class BestRequest(ModelRequest):
+    """Which of K models has the least loss for each of some clients."""
+
+    first: Encoded | None = None  # the model that is the best one most likely; -1: no idea
+    owner: str = ""  # whose models they are: what is remembered of one method's is of no use for another's
+
+
+@dataclass(frozen=True)
 class EvaluateRequest(Request):
     """Metrics of some clients under a prediction."""
 

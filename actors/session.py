@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,13 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from actors import reservation
+from actors.client_states import State
 from actors.compute import BlockDevice, Compute, compute_of, without_gpu
 from actors.placement import Node, client_costs, gpus_of, idle_gpus, layout, resolved
 from actors.ray_errors import ActorsLost, SurfacedErrors
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
 from actors.server import Server, ServerSetup
+from actors.shards import ActorShard, ClientShard, LocalShard, states_of
 from archipelago.core.settings import FleetSettings
+from archipelago.runs.checkpoints import StoredParts
 
 __all__ = ["ActorsLost", "Checkpoint", "InProcessSession", "Place", "Plan", "RaySession", "Session"]
 
@@ -57,10 +60,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where to resume from: the server's state and every client's."""
+    """Where to resume from: the server's state, and every client's, at hand or on disk."""
 
     server: dict[str, Any]
-    clients: dict[int, dict[str, Any]]
+    clients: Mapping[int, State] | StoredParts
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,14 @@ class Place:
     actors: int
 
 
+class Snapshot(dict[str, Any]):
+    """A committed state as named parts: `server`, a function that returns it, and `clients-00000` and so on."""
+
+    def __init__(self, server: Callable[[], Any], shards: Sequence[ClientShard]) -> None:
+        super().__init__({"server": server, **{f"clients-{b:05d}": shard for b, shard in enumerate(shards)}})
+        self.shards = shards
+
+
 class Session(Protocol):
     """What the runner needs of a live experiment."""
 
@@ -80,8 +91,8 @@ class Session(Protocol):
     def run_round(self, round: int) -> RoundReport:
         """One committed round."""
 
-    def snapshot(self) -> dict[str, Callable[[], Any]]:
-        """The committed state as named parts, each fetched when it is called (off the critical path)."""
+    def snapshot(self) -> Snapshot:
+        """The committed state as named parts: `server`, fetched when it is called, and shards of clients."""
 
     def models(self) -> dict[str, Any]:
         """{"models": name -> array, "spec": layout}."""
@@ -108,7 +119,7 @@ class InProcessSession:
     def __init__(
         self, plan: Plan, checkpoint: Checkpoint | None = None, blocks: list[list[int]] | None = None
     ) -> None:
-        from actors.block import ClientBlock
+        from actors.blocks import make_block
         from actors.devices import claim_device, machine_gpus, torch_has_cuda
         from actors.fleet import InProcessFleet
 
@@ -128,7 +139,7 @@ class InProcessSession:
         self._claim = claim_device(self.gpus, setup.precision, setup.determinism)
         try:
             made = [
-                ClientBlock(setup, {c: plan.clients[c] for c in block}, plan.x, plan.y, self._claim.device)
+                make_block(setup, {c: plan.clients[c] for c in block}, plan.x, plan.y, self._claim.device)
                 for block in blocks
             ]
             self._blocks = [
@@ -141,7 +152,7 @@ class InProcessSession:
             self.fleet = InProcessFleet(made, plan.server.sizes, plan.server.not_finite)
             self.server = Server(plan.server, self.fleet, checkpoint.server if checkpoint else None)
             if checkpoint:
-                self.fleet.restore(checkpoint.clients)
+                self.fleet.restore(states_of(checkpoint.clients, range(len(plan.clients))))
         except BaseException:
             self.close()
             raise
@@ -150,13 +161,10 @@ class InProcessSession:
         """One committed round."""
         return self.server.run_round(round)
 
-    def snapshot(self) -> dict[str, Callable[[], Any]]:
+    def snapshot(self) -> Snapshot:
         """State values are never written to, so handing them out is enough."""
         server, blocks = self.server.state(), self.fleet.snapshot()
-        return {
-            "server": lambda: server,
-            **{f"clients-{b:05d}": _constant(block) for b, block in enumerate(blocks)},
-        }
+        return Snapshot(lambda: server, [LocalShard(block) for block in blocks])
 
     def models(self) -> dict[str, Any]:
         """The server's models."""
@@ -185,10 +193,6 @@ class InProcessSession:
         self._claim.release()
 
 
-def _constant(value: Any) -> Callable[[], Any]:
-    return lambda: value
-
-
 class RaySession:
     """A ServerActor and ClientActors in one placement group.
 
@@ -196,6 +200,8 @@ class RaySession:
     refusing. `wait` is for how many seconds a busy cluster is given to free capacity. `place` is a group that is
     there already: it is used as it is, and outlives the session.
     """
+
+    _held = 0  # number of the last snapshot
 
     def __init__(
         self,
@@ -257,16 +263,23 @@ class RaySession:
         with SurfacedErrors():
             self.devices = self._when_started(started)
             if checkpoint:
-                ray.get(
-                    [
-                        actor.call.remote(
-                            "restore", ({c: checkpoint.clients[c] for c in block if c in checkpoint.clients},)
-                        )
-                        for actor, block in zip(self.clients, self.layout, strict=True)
-                    ]
-                )
+                self._restore(checkpoint.clients)
             state = checkpoint.server if checkpoint else None
             ray.get(self.server.start.remote(plan.server, self.clients, self.layout, state))
+
+    def _restore(self, clients: Mapping[int, State] | StoredParts) -> None:
+        """Actors read their clients' states where they see the checkpoint; the others get them, block by block."""
+        import ray
+
+        pairs = list(zip(self.clients, self.layout, strict=True))
+        done = [False] * len(pairs)
+        if isinstance(clients, StoredParts):
+            folder = str(clients.path.absolute())
+            done = ray.get(
+                [a.load.remote(folder, clients.manifest, clients.shards_of(block)) for a, block in pairs]
+            )
+        for actor, block in (pair for pair, has in zip(pairs, done, strict=True) if not has):
+            ray.get(actor.call.remote("restore", (states_of(clients, block),)))
 
     def _when_started(self, started: list[Any]) -> list[Any]:
         """Wait for the actors. One whose node is gone waits for ever for its bundle of the group: that is a loss."""
@@ -301,16 +314,15 @@ class RaySession:
         with SurfacedErrors():
             return ray.get(self.server.run_round.remote(round))
 
-    def snapshot(self) -> dict[str, Callable[[], Any]]:
-        """The server's state now, the clients' when they are asked for."""
+    def snapshot(self) -> Snapshot:
+        """The server's state now; the actors hold on to their clients' until they are written or asked for."""
         import ray
 
+        self._held += 1
+        holding = [actor.shard.remote("hold", self._held) for actor in self.clients]
         with SurfacedErrors():
-            server, states = ray.get(self.server.snapshot.remote())
-        return {
-            "server": lambda: server,
-            **{f"clients-{b:05d}": _fetch(state) for b, state in enumerate(states)},
-        }
+            server, *_ = ray.get([self.server.state.remote(), *holding])
+        return Snapshot(lambda: server, [ActorShard(actor, self._held) for actor in self.clients])
 
     def models(self) -> dict[str, Any]:
         """The server's models."""
@@ -362,13 +374,3 @@ class RaySession:
         if self._group is not None and not self._borrowed:
             remove_placement_group(self._group)
         self.clients, self.server, self._group = [], None, None
-
-
-def _fetch(reference: Any) -> Callable[[], Any]:
-    def fetch() -> Any:
-        import ray
-
-        with SurfacedErrors():
-            return ray.get(reference)
-
-    return fetch

@@ -53,15 +53,9 @@ class Trained:
         view = self._view
         view.ledger.up(self.handle, self.ids[matrix.any(axis=0)])
         exponents = fixed_point_exponents(matrix, self._magnitude)
-        totals = view._reach(
-            "combine",
-            {
-                b: (self.handle, view.names(at), matrix[:, at], exponents)
-                for b, at in view.participants().items()
-            },
-        )
-        summed = sum(totals.values(), np.zeros((len(matrix), view.spec.size), np.int64))
-        values = from_fixed_point(summed, exponents)
+        values = np.zeros((len(matrix), view.spec.size), np.float32)
+        for columns, (rows, sums) in view.combine(self.handle, matrix, exponents):
+            values[rows, columns] = from_fixed_point(sums, exponents[rows])
         for k in np.flatnonzero(~matrix.any(axis=1)):
             # An empty cluster has nothing to average: it keeps the model it had.
             if otherwise is None:

@@ -5,7 +5,8 @@ one, which travels in a request; arrays travel once, beside the request, and are
 block that hosts a client resolves it: `encoded.resolve(client, side)` is the model (or models, or value) that the
 reference means for that client, None if it points at nothing.
 
-A new kind of reference is one class here, with `encode`, `part` and `resolve`, under `@encodes(TheReference)`.
+A new kind of reference is one class here, with `encode`, `part` and `resolve`, under `@encodes(TheReference)`;
+`stack` is the same for all clients of a device at once, and works by `resolve` where a class does not have it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from archipelago.strategies.references import (
 
 if TYPE_CHECKING:
     from actors.fleet import Fleet
+    from actors.stacking import DeviceSide, Stacked
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,10 @@ class Encoded(ABC):
     @abstractmethod
     def resolve(self, client: int, side: ClientSide) -> Any:
         """What it means for one client; None if it points at nothing."""
+
+    def stack(self, clients: Sequence[int], side: DeviceSide) -> Stacked:
+        """What it means for several clients at once, on their device."""
+        return side.values([self.resolve(client, side.side) for client in clients])
 
     def is_received(self, client: int, side: ClientSide) -> bool:
         """Whether the client has no model of its own under it yet and is sent one to begin with."""
@@ -106,6 +112,9 @@ class EncodedArray(Encoded):
     def resolve(self, client: int, side: ClientSide) -> Any:
         return side.arrays[self.array]
 
+    def stack(self, clients: Sequence[int], side: DeviceSide) -> Stacked:
+        return side.shared(side.arrays[self.array])
+
 
 @encodes(Rows)
 @dataclass(frozen=True)
@@ -127,6 +136,9 @@ class EncodedRows(Encoded):
     def resolve(self, client: int, side: ClientSide) -> Any:
         row = self.rows[client]
         return None if row < 0 else side.arrays[self.array][row]
+
+    def stack(self, clients: Sequence[int], side: DeviceSide) -> Stacked:
+        return side.rows(side.arrays[self.array], [self.rows[client] for client in clients])
 
 
 @encodes(PerClient)
@@ -172,6 +184,10 @@ class EncodedPrivate(Encoded):
         own = side.state(client).get(model_key(self.name))
         return self.default.resolve(client, side) if own is None and self.default is not None else own
 
+    def stack(self, clients: Sequence[int], side: DeviceSide) -> Stacked:
+        default = None if self.default is None else self.default.stack(clients, side)
+        return side.private(model_key(self.name), clients, default)
+
     def is_received(self, client: int, side: ClientSide) -> bool:
         return side.state(client).get(model_key(self.name)) is None
 
@@ -197,6 +213,10 @@ class EncodedMerged(Encoded):
         base, other = self.base.resolve(client, side), self.other.resolve(client, side)
         return base if other is None else merged(base, other, side.arrays[self.columns])
 
+    def stack(self, clients: Sequence[int], side: DeviceSide) -> Stacked:
+        base, other = self.base.stack(clients, side), self.other.stack(clients, side)
+        return side.merged(base, other, side.arrays[self.columns], len(clients))
+
 
 @encodes(Mixture)
 @dataclass(frozen=True)
@@ -216,6 +236,9 @@ class EncodedMixture(Encoded):
 
     def resolve(self, client: int, side: ClientSide) -> Any:
         return mixed(side.arrays[self.array], self.weights[client])
+
+    def stack(self, clients: Sequence[int], side: DeviceSide) -> Stacked:
+        return side.mixed(side.arrays[self.array], np.array([self.weights[client] for client in clients]))
 
 
 @encodes(Trained)
@@ -238,10 +261,17 @@ class EncodedResult(Encoded):
         made = side.results.get(self.handle, {}).get(client)
         return self.default.resolve(client, side) if made is None and self.default is not None else made
 
+    def stack(self, clients: Sequence[int], side: DeviceSide) -> Stacked:
+        default = None if self.default is None else self.default.stack(clients, side)
+        return side.result(self.handle, clients, default)
+
+
+MODEL_KEY = "model/"
+
 
 def model_key(name: str) -> str:
     """Where a client's state keeps its private model of this name."""
-    return f"model/{name}"
+    return MODEL_KEY + name
 
 
 class Wire:

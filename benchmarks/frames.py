@@ -8,6 +8,7 @@ shows up here as a frame and as a file.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import subprocess
@@ -98,7 +99,12 @@ class Watch:
 
 def own_file(frame: FrameType) -> str | None:
     """The path of this project's file that a frame is in, from the top of the repository."""
-    path = Path(frame.f_code.co_filename)
+    return _own_file(frame.f_code.co_filename)
+
+
+@functools.cache  # asked for every call of the command
+def _own_file(name: str) -> str | None:
+    path = Path(name)
     if not path.is_relative_to(ROOT) or path.is_relative_to(ROOT / "benchmarks") or ".venv" in path.parts:
         return None
     return str(path.relative_to(ROOT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from archipelago.core.randomness import generator
 
 if TYPE_CHECKING:
     from actors.session import Plan
+    from archipelago.data import ClientData
 
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
@@ -21,7 +23,11 @@ NEVER = 10**9  # rounds that are never reached, hence evaluations that never hap
 
 @dataclass(frozen=True)
 class Workload:
-    """Clients, their images, the network and the steps of a round; the defaults are workload W."""
+    """Clients, their images, the network and the steps of a round; the defaults are workload W.
+
+    `ragged`: `samples` is the mean, and who holds how many follows cluster-wise Dirichlet (0.1, 10), as in the
+    CIFAR-10 protocol of the papers, with a fifth as many test images. Otherwise all clients hold equally many.
+    """
 
     clients: int = 200
     samples: int = 250
@@ -33,6 +39,7 @@ class Workload:
     seed: int = 0
     model: str = "cnn_cifar"
     shape: tuple[int, int, int] = (3, 32, 32)
+    ragged: bool = False
 
     def facts(self) -> dict[str, Any]:
         """Plain data for the JSON result."""
@@ -40,18 +47,35 @@ class Workload:
 
     @property
     def images_held(self) -> int:
-        """Images of all clients: one more for each than it trains on, since every client needs a test set."""
-        return self.clients * (self.samples + 1)
+        """Images of all clients: at least one more for each than it trains on, since every client needs a test set."""
+        return self.clients * (self.samples + (max(1, self.samples // 5) if self.ragged else 1))
 
     def images(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """Pixels and labels: `samples` rows for each client in turn, then one test image for each."""
+        """Pixels and labels: those to train on, in equal numbers for each client in turn, then those to test on."""
         rng = generator(self.seed, "benchmark images")
         x = rng.integers(0, 256, (self.images_held, *self.shape), dtype=np.uint8)
         return x, rng.integers(0, CLASSES, self.images_held)
 
     def train_indices(self, client: int) -> npt.NDArray[np.int64]:
         """Rows of a client's training images."""
+        if self.ragged:
+            return _dealt(self)[client].train
         return np.arange(client * self.samples, (client + 1) * self.samples)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Training images of each client."""
+        return np.array([len(self.train_indices(client)) for client in range(self.clients)])
+
+    def _clients(self) -> tuple[ClientData, ...]:
+        from archipelago.data import ClientData
+
+        if self.ragged:
+            return _dealt(self)
+        nothing, first_test = np.zeros(0, np.int64), self.clients * self.samples
+        return tuple(
+            ClientData(self.train_indices(client), nothing, np.array([first_test + client]))
+            for client in range(self.clients)
+        )
 
     def settings(self) -> list[str]:
         """The same workload in the platform's words."""
@@ -71,30 +95,42 @@ class Workload:
 
     def plan(self, *overrides: str) -> Plan:
         """The platform's plan of this workload: raw pixels, normalised by the platform."""
-        from archipelago.data import ClientData, Federation
+        from archipelago.data import Federation
         from archipelago.experiments.config import load_config
         from archipelago.experiments.plan import make_plan
 
         x, y = self.images()
-        nothing = np.zeros(0, np.int64)
-        first_test = self.clients * self.samples
-        clients = tuple(
-            ClientData(self.train_indices(client), nothing, np.array([first_test + client]))
-            for client in range(self.clients)
-        )
         channels = self.shape[0]
         federation = Federation(
             x=x,
             y=y,
-            clients=clients,
+            clients=self._clients(),
             classes=CLASSES,
             mean=MEAN[:channels],
             std=STD[:channels],
             name="random pixels",
         )
         given = {override.partition("=")[0] for override in overrides}
-        more = [each for each in ("method=fedavg", "clusters=1") if each.partition("=")[0] not in given]
-        return make_plan(load_config(None, [*self.settings(), *more, *overrides]), federation)
+        own = [*self.settings(), "method=fedavg", "clusters=1"]
+        kept = [each for each in own if each.partition("=")[0] not in given]
+        return make_plan(load_config(None, [*kept, *overrides]), federation)
+
+
+@lru_cache(maxsize=4)
+def _dealt(workload: Workload) -> tuple[ClientData, ...]:
+    """Who holds which rows, by the platform's own partition."""
+    from archipelago.core.settings import PartitionSettings
+    from archipelago.data.division import Task, divide
+    from archipelago.data.partitions import PARTITIONS, Labels
+
+    _, y = workload.images()
+    trained = workload.clients * workload.samples
+    labels = Labels("random pixels", y[:trained], y[trained:], CLASSES)
+    settings = PartitionSettings(name="cluster_dirichlet")
+    for name, value in {"alpha": 0.1, "alpha_within": 10.0, "groups": min(10, workload.clients)}.items():
+        setattr(settings, name, value)
+    task = Task(labels, settings, workload.clients, workload.seed)
+    return divide(PARTITIONS.find("cluster_dirichlet"), task).clients
 
 
 MINIATURE = Workload(clients=6, samples=20, steps=3, batch=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -29,6 +30,31 @@ def tensor_of(array: npt.NDArray[Any]) -> Tensor:
     interface["data"] = (interface["data"][0], False)
     holder = _ArrayInterface(interface, array)
     return torch.from_numpy(np.asarray(holder))
+
+
+def is_value(array: npt.NDArray[Any]) -> bool:
+    """Whether nobody can write to the memory of an array: neither through it nor through what it is a view of.
+
+    Such memory is known by its address for as long as somebody keeps the array.
+    """
+    below: Any = array
+    while isinstance(below, np.ndarray):
+        if below.flags.writeable:
+            return False
+        below = below.base
+    if below is None:
+        return True
+    try:
+        return memoryview(below).readonly  # the object store's
+    except TypeError:  # a tensor's, for example
+        return False
+
+
+def value_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy that nobody can write to."""
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
 
 
 class _ArrayInterface:
@@ -80,6 +106,12 @@ class FlatModel:
         self.optimizer = _only_optimizer(module)
         self._slots = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._loaded: Vector | None = None
+        # (model, samples) -> outputs in evaluation mode, where an engine has a way of its own; None: torch's.
+        self.forward_pass: Callable[[Vector, npt.NDArray[np.int64]], Tensor | None] | None = None
+
+    def tensors(self) -> list[tuple[ModelEntry, Tensor]]:
+        """Every tensor of the live model and where it stands in the vector."""
+        return [(entry, tensor) for entry, (tensor, _) in zip(self.spec.entries, self._views, strict=True)]
 
     def load(self, vector: Vector) -> None:
         """Make this model the live one; loading the same read-only memory again costs nothing."""
@@ -91,8 +123,8 @@ class FlatModel:
             self.flat.copy_(tensor_of(vector))
             for name, start in self._integers:
                 self.module.get_buffer(name).copy_(start)
-        # Only read-only memory can be recognised again: a writable one may have changed since.
-        self._loaded = None if vector.flags.writeable else vector
+        # Only memory that nobody can write to can be recognised again: any other may have changed since.
+        self._loaded = vector if is_value(vector) else None
 
     def _reattach(self, *, keep: bool) -> None:
         """Make every tensor a view of the flat one again, where a module or a Trainer replaced it."""
@@ -150,7 +182,7 @@ class FlatModel:
     def flat_gradient(self) -> Vector:
         """The gradients of the live parameters as a vector (buffers and untouched parameters: zero)."""
         out = torch.zeros_like(self.flat)
-        for entry, (tensor, _) in zip(self.spec.entries, self._views, strict=True):
+        for entry, tensor in self.tensors():
             if entry.kind == "parameter" and tensor.grad is not None:
                 out[entry.start : entry.stop] = tensor.grad.reshape(-1)
         value = out.cpu().numpy()

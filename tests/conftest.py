@@ -41,3 +41,27 @@ def ray_cluster(ray_session: Path) -> Iterator[Path]:
     for armed in ray_session.iterdir():
         armed.unlink()
     assert_idle()
+
+
+@pytest.fixture
+def own_entries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Entries, plug-ins and modules that a test brings are gone after it."""
+    import sys
+
+    from archipelago.core import plugins
+    from archipelago.core.registry import REGISTRIES
+
+    plugins.load_built_in()
+    before = {kind: (dict(registry._entries), dict(registry.paths)) for kind, registry in REGISTRIES.items()}
+    modules = set(sys.modules)
+    monkeypatch.setattr(plugins, "_loaded", set(plugins._loaded))
+    yield
+    for kind, registry in REGISTRIES.items():
+        if kind in before:
+            registry._entries, registry.paths = before[kind]
+    for name in set(sys.modules) - modules:
+        if (
+            not plugins.is_ours(name)
+            and str(getattr(sys.modules[name], "__file__", "")).find("pytest-of-") >= 0
+        ):
+            del sys.modules[name]

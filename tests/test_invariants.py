@@ -249,7 +249,8 @@ def test_the_scan_sees_a_reader_of_the_command_line(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "executor"), [("fedavg", "loop"), ("ifca", "loop"), ("fedavg", "vmap"), ("fedavg", "trainer")]
+    ("method", "executor"),
+    [("fedavg", "loop"), ("ifca", "loop"), ("fedavg", "stacked"), ("fedavg", "trainer")],
 )
 def test_an_experiment_neither_reads_nor_moves_a_global_generator(
     method: str, executor: str, tmp_path: Path

@@ -78,11 +78,20 @@ def research(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
-def command(installed: Path, folder: Path, *words: str, code: int = 0) -> str:
+def outside() -> dict[str, str]:
+    """The environment of somebody who knows nothing of the checkout."""
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    env["RAY_DISABLE_IMPORT_WARNING"] = "1"
+    return {**env, "RAY_DISABLE_IMPORT_WARNING": "1"}
+
+
+def command(installed: Path, folder: Path, *words: str, code: int = 0) -> str:
     done = subprocess.run(
-        [installed / "archipelago", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=280
+        [installed / "archipelago", *words],
+        cwd=folder,
+        env=outside(),
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout if code == 0 else done.stderr
@@ -132,7 +141,9 @@ def test_installed_command_runs_an_own_method_in_process_and_reports_it(
     assert "My average" in command(installed, research, "report", "out/mine", "figures=no")
     where = "import archipelago; print(archipelago.__file__)"
     python = [installed / "python", "-c", where]
-    found = subprocess.run(python, cwd=research, capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        python, cwd=research, env=outside(), capture_output=True, text=True, check=True
+    ).stdout
     assert str(installed.parent) in found  # and not the checkout's
 
 

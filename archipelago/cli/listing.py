@@ -1,11 +1,11 @@
-"""`list [KIND | NAME]`: what there is to choose from, and what one entry declares."""
+"""`list [KIND | NAME] [plugins=[...]]`: what there is to choose from, and what one entry declares."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +18,7 @@ from archipelago.cli.vocabulary import kinds, registries, setting_of
 from archipelago.cli.words import AsJson, refuse_surplus
 from archipelago.core.errors import UserError
 from archipelago.core.packaged import TUNE_CONFIGS
+from archipelago.core.plugins import load_built_in, load_plugins
 from archipelago.core.program import program
 from archipelago.core.registry import Entry, Registry, nearest
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from archipelago.core.schema import Leaf
 
 OTHERS = ("configs", "settings")  # kinds that are no registry
+USAGE = "list [KIND | NAME] [plugins=[MODULE, ...]]"
 Table = tuple[str, list[tuple[str, ...]]]
 
 
@@ -33,10 +35,13 @@ class List(Request):
     """Print what there is to choose from."""
 
     what: str | None = None  # a kind, or the name of an entry; all kinds without it
+    plugins: list[str] = field(default_factory=list)  # modules whose entries are listed too
     as_json: bool = False
 
     def execute(self) -> None:
         """Tables, or one document."""
+        load_built_in()  # so that a plug-in may build on them
+        load_plugins(self.plugins)
         if self.what in OTHERS:
             self._show({self.what: _settings() if self.what == "settings" else _configs()})
             return
@@ -217,7 +222,7 @@ def list_command(
             metavar="KIND | NAME",
             help=(
                 "KIND is methods, data, partitions, models, another kind that the general list has, configs or "
-                "settings; NAME is an entry of any kind."
+                "settings; NAME is an entry of any kind. plugins=[MODULE] adds what a module of yours registers."
             ),
             autocompletion=suggestions.of_list,
         ),
@@ -229,19 +234,36 @@ def list_command(
     An entry declares its label in tables, its options with defaults and ranges, and its capabilities; of a method
     you also see the paper, and how its ambiguities were read.
     """
-    given = refuse_surplus(ctx, words, 1, "list [KIND | NAME]")
-    return List(what=given[0] if given else None, as_json=as_json)
+    settings = [word for word in words or [] if "=" in word and not word.startswith("-")]
+    given = refuse_surplus(ctx, [word for word in words or [] if word not in settings], 1, USAGE)
+    return List(what=given[0] if given else None, plugins=_plugins(settings), as_json=as_json)
+
+
+def _plugins(settings: Sequence[str]) -> list[str]:
+    """The modules of `plugins=[...]`, the one setting that a list depends on."""
+    from archipelago.experiments.given import collect, from_override
+
+    for word in settings:
+        if word.partition("=")[0].strip() != "plugins":
+            raise UserError(
+                f"Expected `{program()} {USAGE}`, got '{word}': no setting but plugins changes what there is.",
+                code="surplus",
+                word=word,
+            )
+    found = collect(map(from_override, settings))
+    return [str(name) for name in found["plugins"].value] if found else []
 
 
 COMMAND = Described(
     "list",
     list_command,
-    "[KIND | NAME] [--json]",
+    "[KIND | NAME] [plugins=[MODULE]] [--json]",
     "what there is to choose from; KIND is methods, data, partitions, models, configs, settings; NAME is one of these",
     [
         ("Every kind", "list"),
         ("Every setting, with its default and range", "list settings"),
         ("What IFCA declares: its options, and how its paper was read", "list ifca"),
         ("All methods for another program", "list methods --json"),
+        ("What a plug-in of yours brings, too", "list methods plugins=[my_method]"),
     ],
 )

@@ -93,12 +93,13 @@ def of_data(ctx: typer.Context, incomplete: str) -> Offer:
 
 @quiet
 def of_list(ctx: typer.Context, incomplete: str) -> Offer:
-    """Kinds, and entries of all kinds."""
-    if _words(ctx):
-        return []
+    """Kinds, and entries of all kinds; beside one of them, plug-ins."""
+    plugins = [("plugins=", "modules of your own")]
+    if any("=" not in word for word in _words(ctx)):
+        return plugins
     known = vocabulary().kinds
     names = {name: about for entries in known.values() for name, about in entries.items()}
-    return [*((kind, "") for kind in (*known, "configs", "settings")), *names.items()]
+    return [*((kind, "") for kind in (*known, "configs", "settings")), *names.items(), *plugins]
 
 
 def settings(words: Iterable[str], incomplete: str) -> Offer:

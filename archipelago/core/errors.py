@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class UserError(Exception):
     """A mistake in what was asked for: one sentence that says what was expected, what was given, what to do.
 
-    The front door prints the sentence and exits with code 2; nothing was started and nothing is lost.
+    The command line prints the sentence and exits with code 2; nothing was started and nothing is lost. `code` names
+    the kind of mistake and `values` what the sentence is about, for programs and tests: the prose may change.
+
+    >>> error = UserError("Unknown method 'ifcaa'. Did you mean 'ifca'?", code="unknown-name", name="ifcaa")
+    >>> error.code, error.values
+    ('unknown-name', {'name': 'ifcaa'})
     """
+
+    def __init__(self, message: str, *, code: str = "", **values: Any) -> None:
+        super().__init__(
+            message
+        )  # alone: pickling calls with the arguments, and restores the attributes afterwards
+        self.code = code
+        self.values = values
 
 
 class ClientFailure(RuntimeError):

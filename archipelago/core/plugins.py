@@ -20,6 +20,7 @@ from typing import Any
 from archipelago.core.errors import UserError
 
 GROUP = "archipelago.plugins"
+PLUGIN = "plugin"  # code of a `UserError` about code of the user's own that cannot be imported; its value is `name`
 BUILT_IN = (
     "archipelago.strategies",
     "archipelago.data",
@@ -61,7 +62,9 @@ def import_plugin(name: str) -> ModuleType:
     """Import one plug-in; one that is missing or raises is a sentence that names it."""
     if not name or name.startswith(".") or not all(part.isidentifier() for part in name.split(".")):
         raise UserError(
-            f"Expected plugins to name modules, as in plugins=[package.module], got '{name}': without folders and .py."
+            f"Expected plugins to name modules, as in plugins=[package.module], got '{name}': without folders and .py.",
+            code=PLUGIN,
+            name=name,
         )
     return _imported(name, f"Plug-in '{name}' (setting plugins)")
 
@@ -116,7 +119,9 @@ def _load_offered(offered: EntryPoint) -> None:
         package = offered.dist.name if offered.dist else offered.value
         raise UserError(
             f"Plug-in '{offered.name}' of the installed package {package} cannot be imported: {_cause(error)}; update "
-            "or uninstall that package."
+            "or uninstall that package.",
+            code=PLUGIN,
+            name=offered.name,
         ) from error
 
 
@@ -134,11 +139,17 @@ def _imported(name: str, what: str) -> ModuleType:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise UserError(
                 f"{what} cannot be found: expected an installed module or one in the working directory ({here}); run "
-                "in the folder that has it, or install it."
+                "in the folder that has it, or install it.",
+                code=PLUGIN,
+                name=name,
             ) from error
-        raise UserError(f"{what} cannot be imported: {_cause(error)}.") from error
+        raise _not_imported(what, name, error) from error
     except Exception as error:  # whatever the user's own code raises
-        raise UserError(f"{what} cannot be imported: {_cause(error)}.") from error
+        raise _not_imported(what, name, error) from error
+
+
+def _not_imported(what: str, name: str, error: Exception) -> UserError:
+    return UserError(f"{what} cannot be imported: {_cause(error)}.", code=PLUGIN, name=name)
 
 
 def _cause(error: Exception) -> str:

@@ -116,8 +116,9 @@ class Registry(Mapping[str, Entry[T]]):
         return add
 
     def remove(self, name: str) -> None:
-        """Forget `name`, if it is there."""
+        """Forget `name`, if it is there, and the import paths that lead to it."""
         self._entries.pop(name, None)
+        self.paths = {path: known for path, known in self.paths.items() if known != name}
 
     def entry(self, name: str) -> Entry[T]:
         """The entry called `name`, or at that import path; a `UserError` that says what there is, otherwise."""

@@ -1,4 +1,4 @@
-"""What a run calls things: labels of its method and add-ons, and what its metrics declare.
+"""What a run calls things: labels of its method, add-ons, data set and partition, and what its metrics declare.
 
 A run writes this into its directory (`vocabulary.json`), so that a report in another process, or of another year,
 shows a plug-in's method and metric as their author named them without importing the plug-in. Runs from before have
@@ -47,10 +47,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Labels of methods and add-ons by name, and specs of metrics by name."""
+    """Labels of methods and add-ons by name, specs of metrics by name, labels of data sets and partitions by name."""
 
     methods: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, Spec] = field(default_factory=dict)
+    data: Mapping[str, str] = field(default_factory=dict)
+    partitions: Mapping[str, str] = field(default_factory=dict)
 
     # Methods ------------------------------------------------------------------------------------------------
 
@@ -68,6 +70,20 @@ class Vocabulary:
         if members:
             return " & ".join(self.method_label(str(member)) for member in members)
         return self.method_label(str(config.get("method", "?")))
+
+    # Data ---------------------------------------------------------------------------------------------------
+
+    def data_label(self, config: Mapping[str, Any]) -> str:
+        """The data set of a run: a label that somebody gave it, or its name.
+
+        >>> Vocabulary(data={"blobs": "Blobs"}).data_label({"data": {"name": "blobs"}}), Vocabulary().data_label({})
+        ('Blobs', '?')
+        """
+        return _label_in(self.data, config, "data")
+
+    def partition_label(self, config: Mapping[str, Any]) -> str:
+        """The partition of a run, likewise."""
+        return _label_in(self.partitions, config, "partition")
 
     # Metrics ------------------------------------------------------------------------------------------------
 
@@ -136,7 +152,15 @@ class Vocabulary:
     def stored(self) -> dict[str, Any]:
         """Plain values for JSON."""
         metrics = {name: spec.stored() for name, spec in self.metrics.items()}
-        return {"format": FORMAT, "methods": dict(self.methods), "metrics": metrics}
+        return {
+            "format": FORMAT, "methods": dict(self.methods), "metrics": metrics,
+            "data": dict(self.data), "partitions": dict(self.partitions),
+        }  # fmt: skip
+
+
+def _label_in(labels: Mapping[str, str], config: Mapping[str, Any], section: str) -> str:
+    name = str((config.get(section) or {}).get("name", "?"))
+    return labels.get(name, name)
 
 
 def built_in() -> Vocabulary:
@@ -151,7 +175,11 @@ def registered() -> Vocabulary:
 
 def registered_labels() -> dict[str, str]:
     """{name or import path: label} of the methods and add-ons whose modules this process has imported."""
-    tables = [REGISTRIES[kind] for kind in _PARTS_OF_METHODS if kind in REGISTRIES]
+    return _labels_of(_PARTS_OF_METHODS)
+
+
+def _labels_of(kinds: Iterable[str]) -> dict[str, str]:
+    tables = [REGISTRIES[kind] for kind in kinds if kind in REGISTRIES]
     names = {name: entry.label for table in tables for name, entry in table.items()}
     return names | {path: table[name].label for table in tables for path, name in table.paths.items()}
 
@@ -161,7 +189,17 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
     named = _NAME.findall(" ".join(map(str, [config.get("method"), *(config.get("ensemble") or [])])))
     known = registered_labels()
     methods = {name: known[name] for name in named if name in known}
-    return Vocabulary(methods, {spec.name: spec for spec in specs(config.get("plugins") or ())}).stored()
+    metrics = {spec.name: spec for spec in specs(config.get("plugins") or ())}
+    return Vocabulary(
+        methods, metrics, _chosen(config, "data", "data set"), _chosen(config, "partition")
+    ).stored()
+
+
+def _chosen(config: Mapping[str, Any], section: str, kind: str = "") -> dict[str, str]:
+    """The label of the one entry that a section of the config names."""
+    name = str((config.get(section) or {}).get("name", ""))
+    known = _labels_of([kind or section])
+    return {name: known[name]} if name in known else {}
 
 
 def read_vocabulary(run: Path) -> Vocabulary | None:
@@ -170,7 +208,8 @@ def read_vocabulary(run: Path) -> Vocabulary | None:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         metrics = {name: Spec.read(each) for name, each in stored["metrics"].items()}
-        return Vocabulary(dict(stored["methods"]), metrics)
+        places = (dict(stored.get(each) or {}) for each in ("data", "partitions"))  # not in older runs
+        return Vocabulary(dict(stored["methods"]), metrics, *places)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -188,7 +227,10 @@ def merged(vocabularies: Iterable[Vocabulary]) -> Vocabulary:
     """One for all of several runs; where they call a thing differently, the first wins."""
     methods: dict[str, str] = {}
     metrics: dict[str, Spec] = {}
+    data: dict[str, str] = {}
+    partitions: dict[str, str] = {}
     for each in vocabularies:
         methods = {**each.methods, **methods}
+        data, partitions = {**each.data, **data}, {**each.partitions, **partitions}
         metrics |= {name: spec for name, spec in each.metrics.items() if name not in metrics}
-    return Vocabulary(methods, metrics)
+    return Vocabulary(methods, metrics, data, partitions)

@@ -69,7 +69,8 @@ class Damaged(UserError):
     """A file of a data set is truncated or corrupt; a `DataSource` adds what to do about it."""
 
     def __init__(self, name: str, path: Path, why: str) -> None:
-        super().__init__(name, path, why)  # all of them, so that it survives pickling
+        super().__init__(f"Data set '{name}': {path} is damaged ({why})", code="damaged-data")
+        self.args = (name, path, why)  # all of them, so that it survives pickling
         self.name, self.path, self.why = name, path, why
 
     def __str__(self) -> str:

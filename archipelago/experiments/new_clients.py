@@ -57,7 +57,7 @@ def adopt(run: str | Path, new_clients: Sequence[NewClient], *, finetune: bool =
         raise UserError("Expected at least one new client to adopt, got none.")
     opened = Run(run)
     config = config_from_yaml((opened.path / "config.yaml").read_text(encoding="utf-8"))
-    found = latest(opened.path)
+    found = latest(opened.path, deep=False)
     if found is None:
         raise UserError(
             f"Expected a run with a checkpoint, got {run} without one: let it come to its first, or resume it."
@@ -84,7 +84,7 @@ def _fleet_of(
     new_clients: Sequence[NewClient], ids: npt.NDArray[np.int64], setup: BlockSetup, federation: Federation
 ) -> InProcessFleet:
     """The new clients, and nobody else, in this process; their ids follow those of the run's clients."""
-    from actors.block import ClientBlock
+    from actors.blocks import make_block
     from actors.fleet import InProcessFleet
     from actors.requests import ClientSamples
 
@@ -101,7 +101,7 @@ def _fleet_of(
         clients[i] = ClientSamples(position["train"], position["train"][:0], position["test"])
     # `holdout` has positions among the run's samples, which are not here; the block computes on the CPU.
     setup = dataclasses.replace(setup, holdout=(), precision="32")
-    block = ClientBlock(setup, clients, np.concatenate(parts_x), np.concatenate(parts_y))
+    block = make_block(setup, clients, np.concatenate(parts_x), np.concatenate(parts_y))
     sizes = np.zeros(ids[-1] + 1, np.int64)
     sizes[ids] = [len(new.x_train) for new in new_clients]
     fleet = InProcessFleet([block], sizes)

@@ -42,7 +42,7 @@ from archipelago.reports.summary import write_summary
 from archipelago.runs.checkpoints import latest
 from archipelago.runs.directory import RunDirectory
 from archipelago.runs.environment import describe_environment
-from archipelago.runs.trees import read_arrays
+from archipelago.runs.trees import DamagedFile, read_arrays
 
 if TYPE_CHECKING:
     from archipelago.runs.storage import Mirror
@@ -125,6 +125,10 @@ def resume(
     return Path(path)
 
 
+class _DamagedCheckpoint(Exception):
+    """Clients' states of a checkpoint cannot be read."""
+
+
 class Drive:
     """The driver's side of a run: sessions, rounds, and the callbacks that listen.
 
@@ -154,6 +158,7 @@ class Drive:
         self.live = LiveRun(config, run, sweep)
         self.live.in_working_copy = mirror is not None
         self._checkpoints = Checkpoints(fork)
+        self._damaged: dict[int, str] = {}  # round whose checkpoint could not be restored, and why
         users = [*callbacks_from(config), *callbacks]
         self._callbacks = CallbackList(
             [
@@ -195,6 +200,12 @@ class Drive:
                     state, checkpoint = checkpoint, None
                     yield from self._rounds(state, losses, shrink=resumed or losses > 0)
                     break
+                except _DamagedCheckpoint as error:
+                    self._damaged = {run.round: str(error)}
+                    done, checkpoint = self.last_checkpoint()
+                    self._damaged = {}  # its round will have another one
+                    run.round = done
+                    run.emit("on_rollback", done)
                 except ActorsLost as error:
                     losses += 1
                     if losses > self.config.fleet.restarts:
@@ -206,9 +217,12 @@ class Drive:
             run.emit("on_end")
 
     def last_checkpoint(self) -> tuple[int, Checkpoint | None]:
-        """(round, state) of the newest complete checkpoint; files are cut back to that round."""
+        """(round, state) of the newest complete checkpoint; files are cut back to that round.
+
+        Clients' states are read by the processes that host them, which may find damage that nobody saw before.
+        """
         run = self.live.directory
-        found = latest(run.path)
+        found = latest(run.path, deep=False, damaged=self._damaged)
         if found is None:
             run.truncate(0)
             return 0, None
@@ -216,22 +230,22 @@ class Drive:
         run.truncate(done)
         for warning in warnings:
             run.note(done, warning)
-        clients: dict[int, dict[str, Any]] = {}
-        for name, part in parts.items():
-            if name.startswith("clients-"):
-                clients.update(part)
-        return done, Checkpoint(parts["server"], clients)
+        return done, Checkpoint(parts["server"], parts)
 
     def _rounds(self, checkpoint: Checkpoint | None, losses: int, *, shrink: bool) -> Iterator[RoundReport]:
         run = self.live
         try:
             session = self._session(checkpoint, shrink)
+        except DamagedFile as error:
+            if checkpoint is None:
+                raise
+            raise _DamagedCheckpoint(str(error)) from error
         except UserError as error:
             if not losses:
                 raise
             # Not the user's mistake: the run had its capacity, and lost it. It can be resumed.
             raise ActorsLost(f"no capacity to continue: {error}") from error
-        del checkpoint  # a copy of every client's state, which the session has now
+        del checkpoint  # the server's state, which the session has now
         run.session = session
         # A run that began on GPUs goes on there: after a loss it waits for some rather than crawl on a CPU.
         self.plan = dataclasses.replace(self.plan, gpus=session.gpus)

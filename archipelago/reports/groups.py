@@ -273,8 +273,12 @@ def _taken_over(run: RunFiles) -> dict[str, str]:
 
 def _labelled(entries: Sequence[_Entry], labels: Labels) -> list[Group]:
     varying = _varying([entry.settings for entry in entries])
+    words = [merged(of_run(run.path, labels) for run in entry.runs) for entry in entries]
+    everything = merged(
+        words
+    )  # an older run of the same data calls it by its name, and belongs into the same block
     groups = []
-    for entry in entries:
+    for entry, vocabulary in zip(entries, words, strict=True):
         settings = entry.settings
         chosen = {key: settings[key] for key in varying if key in settings}
         problem = [setting_text(key, value) for key, value in chosen.items()
@@ -282,10 +286,10 @@ def _labelled(entries: Sequence[_Entry], labels: Labels) -> list[Group]:
         own = [setting_text(key, value) for key, value in chosen.items()
                if not key.startswith(_PROBLEM) and key not in ("method", "ensemble")
                and (key != "clusters" or value == _AUTO)]  # fmt: skip
+        data, partition = (str(settings.get(f"{section}.name", "?")) for section in ("data", "partition"))
         block = ", ".join(
-            [str(settings.get("data.name", "?")), str(settings.get("partition.name", "?")), *problem]
+            [everything.data.get(data, data), everything.partitions.get(partition, partition), *problem]
         )
-        vocabulary = merged(of_run(run.path, labels) for run in entry.runs)
         label = vocabulary.label_of(entry.runs[0].config) + (f" ({', '.join(own)})" if own else "")
         groups.append(
             Group(label, block, settings, entry.runs, entry.missing, entry.name, vocabulary=vocabulary)

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from archipelago.core.vocabulary import merged
 from archipelago.reports import palette
 from archipelago.reports.figures import FIGURES, SECTIONS, Figure
 from archipelago.reports.figures_results import title_of
@@ -98,7 +99,8 @@ def _lead(groups: Sequence[Group]) -> str:
     if not runs:
         return "No run has begun."
     methods = list(dict.fromkeys(group.label for group in groups))
-    data = list(dict.fromkeys(str(run.setting("data.name")) for run in runs))
+    words = merged(group.vocabulary for group in groups)
+    data = list(dict.fromkeys(words.data_label(run.config) for run in runs))
     clients = sorted({run.setting("clients") for run in runs if run.setting("clients") is not None})
     shown = ", ".join(methods[:6]) + (f" and {len(methods) - 6} more" if len(methods) > 6 else "")
     many = "–".join(map(str, dict.fromkeys([clients[0], clients[-1]]))) if clients else "?"

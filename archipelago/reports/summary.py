@@ -198,7 +198,7 @@ def _number(value: Any) -> str:
 def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
     of = f" of {run.setting('rounds')}" if run.setting("rounds") else ""
     lines = [
-        f"# {run.setting('method')} on {run.setting('data.name')}",
+        f"# {run.setting('method')} on {of_run(run.path).data_label(run.config)}",
         "",
         f"**{run.status.state.capitalize()}**, {figures['rounds_done']}{of} rounds.",
     ]

@@ -2,6 +2,10 @@
 
 `checkpoints/round-000010/` holds one checksummed file per named part of the state and a manifest. It is
 built under another name, made durable, and renamed; only then are older ones removed.
+
+The states of clients are shards (`clients-00003.safetensors`, one for each block of clients), which the processes
+that hold them write and read themselves where they see the folder. The manifest, written last, has the clients, the
+length and the checksum of each. A client's state can be read, and checked, without the others of its shard.
 """
 
 from __future__ import annotations
@@ -10,22 +14,134 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from archipelago.core.errors import UserError
 from archipelago.core.files import sync_folder, write_whole
 from archipelago.core.own_files import CHECKPOINT, UNFINISHED_CHECKPOINT, remove_own_files
-from archipelago.runs.trees import read_tree, write_tree
+from archipelago.runs.trees import DamagedFile, read_entries, read_keys, read_tree, write_entries, write_tree
 
 if TYPE_CHECKING:
     from archipelago.runs.directory import RunDirectory
 
-Trees = dict[str, Any]
+MANIFEST = "manifest.json"
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SHARD = re.compile(r"clients(-\d+)?")
+
+
+@dataclass(frozen=True)
+class ShardFacts:
+    """What a manifest says about a shard."""
+
+    clients: list[int]
+    bytes: int
+    checksum: str
+
+
+class Shard(Protocol):
+    """A part of a checkpoint that knows how to write itself: the states of some clients."""
+
+    def begin(self, path: Path) -> None:
+        """Start to write the file, if somebody else does it; returns at once."""
+
+    def finish(self, path: Path) -> ShardFacts:
+        """Returns when the file is there, complete and durable."""
+
+    def __call__(self) -> dict[int, Any]:
+        """The states themselves."""
+
+
+def write_shard(path: Path, states: Mapping[int, Any]) -> ShardFacts:
+    """Write the states of some clients; atomic."""
+    checksum = write_entries(path, states)
+    return ShardFacts([int(client) for client in states], path.stat().st_size, checksum)
+
+
+class StoredParts(Mapping[str, Any]):
+    """The named parts of a checkpoint on disk, each read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        """A `DamagedFile` if the manifest cannot be read."""
+        self.path = path
+        try:
+            self.manifest = (path / MANIFEST).read_text(encoding="utf-8")
+            found = json.loads(self.manifest)
+            self._names = [str(name) for name in found["parts"]]
+            shards = {name: ShardFacts(**facts) for name, facts in found.get("shards", {}).items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedFile(
+                f"Checkpoint {path} is damaged: its manifest cannot be read ({error})."
+            ) from error
+        self._listed = shards
+        self._read: dict[str, Any] = {}  # what is no client's, and is asked for more than once
+        self._clients: dict[str, list[int]] = {name: facts.clients for name, facts in shards.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        if _SHARD.fullmatch(name):
+            return read_tree(self._file(name))
+        if name not in self._read:
+            self._read[name] = read_tree(self._file(name))
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _file(self, name: str) -> Path:
+        return self.path / f"{name}.safetensors"
+
+    def check(self, deep: bool) -> None:
+        """A `DamagedFile` if something is missing or damaged; whether all bits are right, only if `deep`.
+
+        Never holds more than one part, or one client's state, at a time.
+        """
+        for name in self._names:
+            file, facts = self._file(name), self._listed.get(name)
+            if not _SHARD.fullmatch(name):
+                self[name]
+                continue
+            clients, checksum = read_keys(file)
+            if facts is None:  # a checkpoint of an earlier version: its manifest does not say who is where
+                self._clients[name] = clients
+                if deep:
+                    self[name]
+                continue
+            if file.stat().st_size != facts.bytes or checksum != facts.checksum:
+                raise DamagedFile(f"{file} is damaged: it is not the file that the manifest names.")
+            for client in facts.clients if deep else ():
+                read_entries(file, [client])
+
+    def shards_of(self, clients: Iterable[int]) -> dict[str, list[int]]:
+        """{shard: those of the clients whose state it holds}; shards without any are left out."""
+        wanted = set(clients)
+        found = {name: [c for c in held if c in wanted] for name, held in self._clients.items()}
+        return {name: some for name, some in found.items() if some}
+
+    def states(self, clients: Iterable[int]) -> dict[int, Any]:
+        """The states of some clients."""
+        return read_states(self.path, self.shards_of(clients))
+
+
+def read_states(checkpoint: Path, shards: Mapping[str, list[int]]) -> dict[int, Any]:
+    """The states of some clients, by the shards they are in; a `DamagedFile` if one is missing or damaged."""
+    states: dict[int, Any] = {}
+    for name, clients in shards.items():
+        file = checkpoint / f"{name}.safetensors"
+        found = read_entries(file, clients)
+        if missing := [client for client in clients if client not in found]:
+            raise DamagedFile(f"{file} is damaged: it lacks client {missing[0]}.")
+        states |= found
+    return states
 
 
 class CheckpointWriter:
@@ -59,11 +175,11 @@ class CheckpointWriter:
         old = self._seconds > 0 and self._clock() - self._last >= self._seconds
         return round % self._every == 0 or old or round == self._fork
 
-    def submit(self, round: int, parts: Mapping[str, Any | Callable[[], Any]]) -> None:
+    def submit(self, round: int, parts: Mapping[str, Any | Callable[[], Any] | Shard]) -> None:
         """Write a checkpoint of `round` in the background; waits only if the one before is still on its way.
 
-        A part is a tree, or a function that returns one and is called in the background. What they refer to
-        must not change afterwards: state values are replaced from round to round, never written to.
+        A part is a tree, a function that returns one and is called in the background, or a `Shard`. What they refer
+        to must not change afterwards: state values are replaced from round to round, never written to.
         """
         for name in parts:
             if not _PART.fullmatch(name):
@@ -92,15 +208,15 @@ class CheckpointWriter:
         if writing is not None:
             writing.result()
 
-    def _write(self, round: int, parts: Mapping[str, Any | Callable[[], Any]]) -> None:
+    def _write(self, round: int, parts: Mapping[str, Any | Callable[[], Any] | Shard]) -> None:
         final = self._folder / f"round-{round:06d}"
-        building = final.with_name(f"{final.name}.tmp-{os.getpid()}")
+        # A name that no other process, on any node, has ever looked for: who sees this folder shares the storage.
+        building = final.with_name(f"{final.name}.tmp-{os.getpid()}{uuid.uuid4().int % 10**12:012d}")
         try:
             building.mkdir()
-            for name, part in parts.items():
-                write_tree(building / f"{name}.safetensors", part() if callable(part) else part)
-            manifest = json.dumps({"round": round, "parts": sorted(parts)})
-            write_whole(building / "manifest.json", manifest + "\n")
+            shards = _write_parts(building, parts)
+            manifest = json.dumps({"round": round, "parts": sorted(parts), "shards": shards})
+            write_whole(building / MANIFEST, manifest + "\n")
             if final.exists():  # a round that was run again
                 remove_checkpoint(final)
             building.rename(final)
@@ -113,6 +229,27 @@ class CheckpointWriter:
                 remove_checkpoint(old)
 
 
+def _write_parts(folder: Path, parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Write all parts; returns what the manifest says about shards."""
+    files = {name: folder / f"{name}.safetensors" for name in parts}
+    for name, part in parts.items():
+        if hasattr(part, "begin"):  # all at once: others write them
+            part.begin(files[name])
+    facts: dict[str, ShardFacts] = {}
+    for name, part in parts.items():
+        if hasattr(part, "begin"):
+            facts[name] = part.finish(files[name])
+            continue
+        tree = part() if callable(part) else part
+        if _SHARD.fullmatch(name):
+            facts[name] = write_shard(files[name], tree)
+        else:
+            write_tree(files[name], tree)
+        del tree
+    sync_folder(folder)
+    return {name: asdict(facts[name]) for name in sorted(facts)}
+
+
 def checkpoints(run: RunDirectory | str | Path) -> list[tuple[int, Path]]:
     """(round, folder) of every finished checkpoint, oldest first; they may still turn out to be damaged."""
     folder = _folder(run)
@@ -121,26 +258,31 @@ def checkpoints(run: RunDirectory | str | Path) -> list[tuple[int, Path]]:
     return sorted((int(name.group(1)), entry) for name, entry in found if name is not None)
 
 
-def load(path: str | Path) -> Trees:
-    """The named parts of one checkpoint; a `UserError` if anything about it is damaged or missing."""
-    path = Path(path)
-    try:
-        names = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["parts"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"Checkpoint {path} is damaged: its manifest cannot be read ({error}).") from error
-    return {name: read_tree(path / f"{name}.safetensors") for name in names}
+def load(path: str | Path, deep: bool = True) -> StoredParts:
+    """The named parts of one checkpoint; a `DamagedFile` if anything about it is damaged or missing.
+
+    Whether clients' states have the right bits is looked at only if `deep`; whoever reads them sees it anyway.
+    """
+    parts = StoredParts(Path(path))
+    parts.check(deep)
+    return parts
 
 
-def latest(run: RunDirectory | str | Path) -> tuple[int, Trees, list[str]] | None:
+def latest(
+    run: RunDirectory | str | Path, *, deep: bool = True, damaged: Mapping[int, str] | None = None
+) -> tuple[int, StoredParts, list[str]] | None:
     """(round, parts, warnings) of the newest checkpoint that is whole; None if there never was one.
 
     A damaged one is passed over with a warning; if all are damaged, nothing can be resumed: a `UserError`.
+    `damaged` are rounds whose checkpoints turned out to be so elsewhere, and why.
     """
     warnings: list[str] = []
     found = checkpoints(run)
     for round, path in reversed(found):
         try:
-            return round, load(path), warnings
+            if damaged and round in damaged:
+                raise DamagedFile(damaged[round])
+            return round, load(path, deep), warnings
         except UserError as error:
             warnings.append(f"The checkpoint of round {round} was passed over: {error}")
     if found:

@@ -41,7 +41,7 @@ from archipelago.runs.growing_files import CsvFile, EventsFile, LongTable, write
 from archipelago.runs.lock import FolderLock
 from archipelago.runs.refusals import check_config, refuse_what_is_there, settings_of
 from archipelago.runs.status import Status, check_is_run, read_status, status_text
-from archipelago.runs.trees import write_arrays
+from archipelago.runs.trees import Rows, write_arrays, write_rows
 
 if TYPE_CHECKING:
     from actors.reports import RoundReport
@@ -240,7 +240,7 @@ class RunDirectory:
 
     def finish(
         self,
-        models: Mapping[str, npt.NDArray[Any]] | None = None,
+        models: Mapping[str, npt.NDArray[Any] | Rows] | None = None,
         spec: Any = None,
         sentence: str | None = None,
     ) -> None:
@@ -258,7 +258,11 @@ class RunDirectory:
         (self.path / "models").mkdir(exist_ok=True)
         for name, values in (models or {}).items():
             path = self.path / "models" / f"{quote(name, safe='')}.safetensors"
-            write_arrays(path, {name: values}, {"format": MODEL_FORMAT, "spec": text})
+            about = {"format": MODEL_FORMAT, "spec": text}
+            if isinstance(values, Rows):
+                write_rows(path, name, values, about)
+            else:
+                write_arrays(path, {name: values}, about)
         self._set_status("finished", sentence=sentence)
 
     def discard(self) -> None:

@@ -1,8 +1,9 @@
-"""The version of the layout of a run directory, and how an older one is read.
+"""The versions of the layouts of run directories and of sweep directories, and how older ones are read.
 
-`status.json` says `format`; directories from before have none and are version 1. What is read of an older run is
-upgraded in memory, one version after the other; the files on disk stay as they are. To change the format: raise
-`FORMAT`, and add what makes the version before like the new one to `MIGRATIONS`.
+`status.json` of a run and `sweep.yaml` of a sweep say `format`; directories from before have none and are version 1.
+What is read of an older one is upgraded in memory, one version after the other; the files on disk stay as they are. To
+change a format: raise `FORMAT` or `SWEEP_FORMAT`, and add what makes the version before like the new one to its
+migrations.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from archipelago.core.errors import UserError
 
 FORMAT = 2
+SWEEP_FORMAT = 2
 
 Document = dict[str, Any]
 
@@ -27,17 +29,41 @@ def _settings_of_listeners(config: Document) -> Document:
 MIGRATIONS: dict[int, Callable[[Document], Document]] = {1: _settings_of_listeners}
 
 
+def _population(sweep: Document) -> Document:
+    """Version 2 says what the sweep's scheduler declares; before, one scheduler alone exchanged states."""
+    return {**sweep, "declares": {"population": (sweep.get("sweep") or {}).get("scheduler") == "pbt"}}
+
+
+# {version: what makes a `sweep.yaml` of this version one of the next}
+SWEEP_MIGRATIONS: dict[int, Callable[[Document], Document]] = {1: _population}
+
+
 def format_of(status: Mapping[str, Any], path: Path) -> int:
     """The version of a run directory by its `status.json`; one that is newer than this program is a `UserError`."""
-    version = status.get("format", 1)
+    return _version(status, FORMAT, "run", path)
+
+
+def _version(document: Mapping[str, Any], newest: int, what: str, where: object) -> int:
+    version = document.get("format", 1)
     if not isinstance(version, int) or version < 1:
         raise ValueError(f"format is {version!r}")
-    if version > FORMAT:
+    if version > newest:
         raise UserError(
-            f"Expected a run directory of format {FORMAT} or older, got {path} of format {version}: a newer version of "
-            "Archipelago wrote it; update this one with `pip install --upgrade archipelago-fl`."
+            f"Expected a {what} directory of format {newest} or older, got {where} of format {version}: a newer "
+            "version of Archipelago wrote it; update this one with `pip install --upgrade archipelago-fl`.",
+            code="newer-format",
+            format=version,
+            known=newest,
         )
     return version
+
+
+def upgraded_sweep(content: Mapping[str, Any], address: str) -> Document:
+    """The content of `sweep.yaml` as this version writes it, without its format."""
+    document = {key: value for key, value in content.items() if key != "format"}
+    for each in range(_version(content, SWEEP_FORMAT, "sweep", address), SWEEP_FORMAT):
+        document = SWEEP_MIGRATIONS[each](document)
+    return document
 
 
 def upgraded_status(status: Mapping[str, Any], path: Path) -> Document:

@@ -12,6 +12,7 @@ from typing import Any
 from archipelago.core.errors import UserError
 from archipelago.core.files import complete_lines
 from archipelago.runs.files import RunFiles, read_yaml
+from archipelago.runs.format import upgraded_sweep
 from archipelago.runs.status import is_run
 from archipelago.runs.storage import join, read_text
 
@@ -55,8 +56,8 @@ class Trial:
     seed: int | None = None
     status: str = ""
     reason: str = ""
-    tuned: str = ""  # the figure on validation data that the sweep was tuned by; empty where it was not
-    mode: str = "auto"  # max or min, or as the figure says
+    tuned: str = ""  # the metric on validation data that the sweep was tuned by; empty where it was not
+    mode: str = "auto"  # max or min, or as the metric says
     population: bool = (
         False  # whose members take over states and values of each other's, each seed for itself
     )
@@ -85,7 +86,7 @@ def find_trials(paths: Sequence[str | Path]) -> list[Trial]:
 def sweep_trials(path: Path) -> list[Trial]:
     """The trials that `trials.csv` names, those that never began included."""
     trials = []
-    tuning = _tuning(path / "sweep.yaml")
+    tuning = _tuning(path)
     for row in csv.DictReader(io.StringIO(complete_lines(path / "trials.csv"))):
         try:
             folder = path / row["run"] if row["run"] else None
@@ -100,26 +101,33 @@ def sweep_trials(path: Path) -> list[Trial]:
 def table_of(paths: Sequence[str | Path]) -> str:
     """The published table that all of these sweeps say they repeat (`sweep.table`); empty if there is no such one."""
     folders = [Path(given).expanduser() for given in paths]
-    named = {str(_asked(f / "sweep.yaml").get("table") or "") if is_sweep(f) else "" for f in folders}
+    named = {str(read_sweep(f)["sweep"].get("table") or "") if is_sweep(f) else "" for f in folders}
     return named.pop() if len(named) == 1 else ""
 
 
-def _asked(file: Path) -> dict[str, Any]:
-    """The section `sweep:` of a sweep's file."""
-    content = read_yaml(file.read_text(encoding="utf-8"), file)
-    asked = content.get("sweep") if isinstance(content, dict) else None
-    if not isinstance(asked, dict):
+def read_sweep(address: str | Path) -> dict[str, Any]:
+    """What `sweep.yaml` holds, as this version writes it: `settings`, `sweep` and what the sweep `declares`."""
+    text = read_text(join(str(address), "sweep.yaml"))
+    if text is None:
+        raise UserError(f"There is no sweep {address}: expected sweep.yaml in it.")
+    file = join(str(address), "sweep.yaml")
+    content = read_yaml(text, Path(file))
+    if not isinstance(content, dict) or not isinstance(content.get("sweep"), dict):
         raise UserError(f"{file} is damaged: expected the section sweep in it.")
-    return asked
+    try:
+        return upgraded_sweep(content, str(address))
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: {error}.") from error
 
 
-def _tuning(file: Path) -> tuple[str, str, bool]:
-    """(figure, max or min or auto) that a sweep was tuned by, and if by a population; ("", "auto", False) if not."""
-    asked = _asked(file)
+def _tuning(path: Path) -> tuple[str, str, bool]:
+    """(metric, max or min or auto) that a sweep was tuned by, and if by a population; ("", "auto", False) if not."""
+    document = read_sweep(path)
+    asked = document["sweep"]
     if not asked.get("sample") and asked.get("scheduler", "none") == "none":
         return "", "auto", False
-    figure = str(asked.get("metric", "validation_micro_accuracy"))
-    return figure, str(asked.get("mode", "auto")), asked.get("scheduler") == "pbt"
+    metric = str(asked.get("metric", "validation_micro_accuracy"))
+    return metric, str(asked.get("mode", "auto")), bool((document.get("declares") or {}).get("population"))
 
 
 def _no_run(path: Path) -> str:

@@ -308,7 +308,7 @@ class ClusteredModels(Strategy):
 
     def adopt(self, fleet: FleetView) -> Indices:
         """The cluster of clients the method has not seen yet: the one of least loss."""
-        return lowest(fleet.losses(self.clusters, on_top_of=self.underlay))
+        return fleet.best(self.clusters, on_top_of=self.underlay)[0]
 
     def labels(self, fleet: FleetView) -> Indices:
         """The cluster of each client of `fleet`; clients never seen are adopted for now, not for good."""

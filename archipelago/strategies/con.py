@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -113,6 +114,7 @@ class ContrastOfParameters:
 class ContrastOfOutputs:
     """(4.4): outputs on the batch, the own cluster's against all clusters', mean over the samples."""
 
+    per_sample: ClassVar[bool] = True
     mu: float
     tau: float
     models: Models

@@ -12,7 +12,9 @@ own rounding.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,9 @@ Vector = npt.NDArray[np.float32]
 Matrix = npt.NDArray[np.float32]
 Weights = npt.NDArray[np.float64]
 Sums = npt.NDArray[np.int64]
+PartialSums = tuple[npt.NDArray[np.int64], Sums]  # (rows that are in use, ascending; their sums)
+
+_CHUNK = 1 << 15  # columns that are summed at a time: three arrays of 256 KB, in the cache of any processor
 
 PARTS = ("all", "parameters", "backbone", "head", "classifier", "buffers")
 
@@ -68,6 +73,20 @@ class ModelSpec:
             raise ValueError(f"expected a part of {', '.join(PARTS)}, got {part!r}")
         chosen = [np.arange(entry.start, entry.stop) for entry in self.entries if _belongs(entry, part)]
         return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
+
+    def last_layer(self) -> npt.NDArray[np.int64]:
+        """The columns of the classifier, weight and bias.
+
+        >>> spec = ModelSpec((ModelEntry("w", (2,), 0, 2, "parameter", "backbone"),
+        ...                   ModelEntry("fc.weight", (1,), 2, 3, "parameter", "head", classifier=True),
+        ...                   ModelEntry("fc.bias", (1,), 3, 4, "parameter", "head")))
+        >>> spec.last_layer().tolist()
+        [2, 3]
+        """
+        names = {entry.name for entry in self.entries if entry.classifier}
+        names |= {f"{name.removesuffix('.weight')}.bias" for name in names}
+        chosen = [np.arange(entry.start, entry.stop) for entry in self.entries if entry.name in names]
+        return np.concatenate(chosen)
 
     def to_json(self) -> list[dict[str, Any]]:
         """Plain data, for a run directory."""
@@ -179,25 +198,69 @@ def fixed_point_exponents(weights: Weights, magnitudes: npt.ArrayLike) -> npt.ND
     return np.array([min(62 - math.frexp(bound)[1] - 1, 1000) if bound else 0 for bound in bounds], np.int64)
 
 
-def add_weighted(total: Sums, value: Vector, weight: float, exponent: int, scratch: Weights) -> None:
-    """total += round(weight * value * 2**exponent), in place and exact."""
-    np.multiply(value, weight * 2.0**exponent, out=scratch, dtype=np.float64)
-    np.rint(scratch, out=scratch)
-    total += scratch.astype(np.int64)
-
-
 def partial_sums(values: list[Vector], weights: Weights, exponents: npt.NDArray[np.int64], size: int) -> Sums:
-    """(K, P) fixed-point sums of some clients' models; the sums of any split add up to the same bits."""
+    """(K, size) fixed-point sums of some clients' models; the sums of any split add up to the same bits.
+
+    Row k is the sum over j of round(weights[k, j] * values[j] * 2**exponents[k]), rounded once a product.
+    """
     totals = np.zeros((weights.shape[0], size), np.int64)
-    scratch = np.empty(size)
-    for row, column in zip(*np.nonzero(weights), strict=True):
-        add_weighted(totals[row], values[column], float(weights[row, column]), int(exponents[row]), scratch)
+    pairs = [
+        (totals[row], values[column], float(weights[row, column]) * 2.0 ** int(exponents[row]))
+        for row, column in zip(*np.nonzero(weights), strict=True)
+    ]
+    width = min(_CHUNK, size)
+    products, rounded = np.empty(width), np.empty(width, np.int64)
+    # Chunk by chunk, so that products and integers never leave the cache: ten times as fast for 11 million columns.
+    for start in range(0, size, _CHUNK):
+        stop = min(start + _CHUNK, size)
+        product, integer = products[: stop - start], rounded[: stop - start]
+        for total, value, scale in pairs:
+            np.multiply(value[start:stop], scale, out=product, dtype=np.float64)
+            np.rint(product, out=product)
+            np.copyto(integer, product, casting="unsafe")
+            part = total[start:stop]
+            np.add(part, integer, out=part)
     return totals
 
 
+def used_rows(weights: Weights) -> npt.NDArray[np.int64]:
+    """The rows of a weight matrix that anybody feeds.
+
+    >>> used_rows(np.array([[0.0, 0.0], [0.0, 0.5]])).tolist()
+    [1]
+    """
+    return np.flatnonzero(weights.any(axis=1))
+
+
+def add_sums(parts: Sequence[PartialSums]) -> PartialSums:
+    """Partial sums of several groups of clients, added up: exact, so in any order.
+
+    >>> rows, sums = add_sums([(np.array([0, 2]), np.array([[1], [2]])), (np.array([2]), np.array([[5]]))])
+    >>> rows.tolist(), sums.tolist()
+    ([0, 2], [[1], [7]])
+    """
+    rows = functools.reduce(np.union1d, (rows for rows, _ in parts))
+    first, sums = parts[0]
+    if np.array_equal(first, rows):
+        totals = sums.copy()
+    else:
+        totals = np.zeros((len(rows), sums.shape[1]), np.int64)
+        totals[np.searchsorted(rows, first)] = sums
+    for used, sums in parts[1:]:
+        for row, values in zip(np.searchsorted(rows, used), sums, strict=True):
+            np.add(totals[row], values, out=totals[row])
+    return rows, totals
+
+
 def from_fixed_point(totals: Sums, exponents: npt.NDArray[np.int64]) -> Matrix:
-    """Fixed-point sums as float32 models."""
-    return np.ldexp(totals.astype(np.float64), -exponents[:, None]).astype(np.float32)
+    """Fixed-point sums as float32 models.
+
+    Times a power of two: the same number as `ldexp`, which takes ten times as long.
+    """
+    values = np.empty(totals.shape, np.float32)
+    for row, total, exponent in zip(values, totals, exponents, strict=True):
+        np.multiply(total, 2.0 ** -int(exponent), out=row, dtype=np.float64, casting="same_kind")
+    return values
 
 
 def weighted_sums(values: list[Vector], weights: npt.ArrayLike) -> Matrix:

@@ -6,8 +6,9 @@ tensor of the trainable columns) or of its live outputs on the batch, never of d
 A penalty is a frozen dataclass. `anchors` names the fields that are references: they are resolved for each
 client and held constant. `outputs` names the fields that are models whose outputs on the batch are
 needed; those arrive in `anchors` as (samples, outputs) or, for K models, (samples, K, outputs), and with them
-"own_outputs", the live outputs of the client's own model. A penalty travels to the clients as it is, with encoded
-references in these fields.
+"own_outputs", the live outputs of the client's own model. One that is a mean over the samples says so
+(`per_sample = True`): then clients can be trained together, with batches that are filled up. A penalty travels to the
+clients as it is, with encoded references in these fields.
 """
 
 from __future__ import annotations

@@ -8,15 +8,15 @@ import io
 import time
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 from archipelago.core.errors import UserError
 from archipelago.core.own_files import refuse_link
 from archipelago.core.program import program
+from archipelago.runs.format import SWEEP_FORMAT
 from archipelago.runs.lease import Lease
 from archipelago.runs.lock import FolderLock
 from archipelago.runs.storage import is_address, join, read_text, remove_file, write_text
-from archipelago.runs.sweeps import WAITING, Row, is_sweep, read_rows
+from archipelago.runs.sweeps import WAITING, Row, is_sweep, read_rows, read_sweep
 from archipelago.sweeps.config import Sweep, Trial, sweep_from
 
 
@@ -79,7 +79,9 @@ class SweepDirectory:
             _refuse_sweep(address)  # another process was faster
             made.add(sweep.trials(), write=False)
             made.write()
-            write_text(join(address, "sweep.yaml"), OmegaConf.to_yaml(OmegaConf.create(sweep.document)))
+            declares = {"population": sweep.scheduler.exchanges}
+            document = {"format": SWEEP_FORMAT, **sweep.document, "declares": declares}
+            write_text(join(address, "sweep.yaml"), OmegaConf.to_yaml(OmegaConf.create(document)))
         except BaseException:
             made.close()
             raise
@@ -88,18 +90,11 @@ class SweepDirectory:
     @classmethod
     def open(cls, address: str) -> SweepDirectory:
         """A sweep that an earlier process created."""
-        import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
-
-        text = read_text(join(address, "sweep.yaml"))
-        if text is None:
-            raise UserError(f"There is no sweep {address}: expected sweep.yaml in it.")
+        content = read_sweep(address)
         if not is_address(address):
             runs = [row.run for row in read_rows(address) if row.run]
             for name in (".lock", ".tune", "report", "runs", *runs):
                 refuse_link(Path(address) / name)
-        content: Any = yaml.safe_load(text)
-        if not isinstance(content, dict) or not isinstance(content.get("sweep"), dict):
-            raise UserError(f"{join(address, 'sweep.yaml')} is damaged: expected settings and sweep in it.")
         lock = _lock(address)
         try:
             return cls(address, sweep_from(content, "sweep.yaml"), read_rows(address), lock)

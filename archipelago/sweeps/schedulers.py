@@ -71,7 +71,7 @@ class GraceOptions:
 class AshaOptions(GraceOptions):
     """Options of ASHA."""
 
-    reduction: int = setting(3, "asha: one in this many trials goes on at each rung", at_least=2)
+    reduction: int = setting(3, "asha: one in this many trials continues at each rung", at_least=2)
 
 
 @dataclass(frozen=True)

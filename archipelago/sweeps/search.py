@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ray.tune import Callback
+from ray.tune import Callback, Stopper
 from ray.tune.search import Searcher
 
 from archipelago.sweeps.config import Sweep, Trial
@@ -98,6 +98,25 @@ class Watcher(Callback):
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """A trial was begun again too often."""
         self._sweep.lost(str(trial), _in_short(trial.get_error()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """See `Queue`."""
+        return {}
+
+
+class StopAll(Stopper):
+    """Ends every trial of a sweep as soon as `when` says so."""
+
+    def __init__(self, when: Callable[[], bool]) -> None:
+        self._when = when
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """No trial is ended for what it reports."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Whether no trial is to continue."""
+        return self._when()
 
     def __getstate__(self) -> dict[str, Any]:
         """See `Queue`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -112,10 +113,11 @@ def _take(run: RunDirectory, earlier: Path, config: ExperimentSettings, name: st
         run.note(done, f"Rounds 1 to {done} are those of {name}, which trains the same until then.")
         for difference in environment_differences(theirs, ours):
             run.note(done, difference)
-        parts["server"] = with_late_addons(parts["server"], config.method)
+        given: dict[str, Any] = {name: functools.partial(parts.__getitem__, name) for name in parts}
+        given["server"] = with_late_addons(parts["server"], config.method)
         writer = CheckpointWriter(run, every=1, keep=1)
         try:
-            writer.submit(done, parts)
+            writer.submit(done, given)
             writer.close()
         finally:
             writer.abandon()

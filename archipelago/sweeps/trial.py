@@ -1,18 +1,15 @@
-"""One trial of a sweep, a few rounds at a time: what Ray Tune steps, stops, saves and moves to another process."""
+"""One trial of a sweep, a few rounds at a time: it is stepped, stopped, saved and moved to another process."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from ray import tune
 
 from actors.node_data import shared_federation
 from actors.reports import RoundReport
@@ -30,13 +27,12 @@ from archipelago.experiments.config import (
     config_to_yaml,
 )
 from archipelago.experiments.figures_data import write_examples
-from archipelago.experiments.plan import run_title
 from archipelago.experiments.runner import Drive
 from archipelago.runs.checkpoints import checkpoints, remove_checkpoint
 from archipelago.runs.directory import RunDirectory
 from archipelago.runs.environment import describe_environment
 from archipelago.runs.status import is_run, read_status
-from archipelago.runs.storage import Mirror, join, name_of, read_text, sibling, writable
+from archipelago.runs.storage import Mirror, join, name_of, read_text, writable
 from archipelago.sweeps.config import Trial, with_values
 from archipelago.sweeps.shared_prefix import branch_point, take_rounds
 
@@ -267,15 +263,19 @@ class TrialRun:
 
     def _failure(self, error: Exception) -> dict[str, Any]:
         """The sentence that the final table shows; the run directory says it too."""
-        lines = [line for line in str(error).strip().splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        if not isinstance(error, UserError):
-            reason = f"{type(error).__name__}: {reason}"
+        reason = reason_of(error)
         with contextlib.suppress(Exception):  # the same trouble again (a full disk) changes nothing
             if self._run is not None and self._run.status.state == "running":
                 self._run.fail(reason)
             self.close()
         return self._result(FAILED, reason)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a trial failed, in a sentence."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    reason = lines[0] if lines else type(error).__name__
+    return reason if isinstance(error, UserError) else f"{type(error).__name__}: {reason}"
 
 
 def sweep_name(address: str) -> str | None:
@@ -343,59 +343,3 @@ def _scheduled(path: Path, config: ExperimentSettings) -> ExperimentSettings:
         if entry["round"] <= done:
             config = with_values(config, entry["values"])
     return config
-
-
-def _return_to_working_directory() -> None:
-    """Tune moves into a folder of its own, but paths and plug-ins of settings are relative to where the user was."""
-    os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", "."))
-
-
-class TuneTrial(tune.Trainable):
-    """Ray Tune's side of a trial; its process is used again for the next one."""
-
-    _trial_run: TrialRun | None = None
-    _first = ""
-
-    def __repr__(self) -> str:
-        """What Ray's dashboard and logs call the process: Ray asks once, and it may run other trials later."""
-        return f"trials-from-{self._first}" if self._first else "trials"
-
-    def setup(self, config: dict[str, Any]) -> None:
-        """Nothing is begun before the first step: a state may still be handed over."""
-        _return_to_working_directory()
-        self._first = run_title(config_from_yaml(config["payload"]["settings"]))
-        self._prepare(config)
-
-    def _prepare(self, config: dict[str, Any]) -> None:
-        _return_to_working_directory()
-        config = config["payload"]
-        given = {key: value for key, value in config.items() if key not in ("trial", "address", "bundles")}
-        # In a population a config may be another trial's; the name is this one's own.
-        self._trial_run = TrialRun(sibling(config["address"], str(self.trial_name)), **given)
-
-    def step(self) -> dict[str, Any]:
-        """Some rounds."""
-        assert self._trial_run is not None
-        return self._trial_run.step()
-
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """For a trial that is to be paused, or taken over."""
-        assert self._trial_run is not None
-        self._trial_run.save(Path(checkpoint_dir))
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Continue from there, with the values of this trial's config."""
-        assert self._trial_run is not None
-        self._trial_run.take_over(Path(str(checkpoint)), self.config["payload"]["values"])
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """The next trial in the same process."""
-        self.cleanup()
-        self._prepare(new_config)
-        return True
-
-    def cleanup(self) -> None:
-        """Leave the run as it can be resumed."""
-        if self._trial_run is not None:
-            self._trial_run.close()
-            self._trial_run = None

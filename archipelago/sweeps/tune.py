@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from actors.cluster import live_nodes
+from archipelago.core.errors import UserError
+from archipelago.core.plugins import PLUGIN
 from archipelago.core.settings import ExperimentSettings
 from archipelago.experiments.config import config_from_yaml, config_to_yaml
 from archipelago.runs.storage import filesystem, is_address, join, read_text, reading
@@ -47,6 +49,7 @@ class TuneSweep:
         self.label = uuid.uuid4().hex[:8]
         self.nodes = live_nodes()
         self._begun: set[str] = set()  # trials that had a process
+        self._refused = ""  # why no process can run any trial
         self._prefixes = {} if self.sweep.tunes else shared_prefixes(self.sweep.trials())
 
     def run(self) -> None:
@@ -95,6 +98,8 @@ class TuneSweep:
             tuner = self._tuner(config, candidates, study, reserved, folder, system)
             with _signals():
                 tuner.fit()
+        if self._refused:
+            raise UserError(self._refused, code=PLUGIN)
         if any(self.directory.rows[name].status not in OVER for name in self._begun):
             raise KeyboardInterrupt  # Tune ended what it had started, and returned
 
@@ -109,8 +114,8 @@ class TuneSweep:
     ) -> Any:
         from ray import tune
 
-        from archipelago.sweeps.search import Queue, Watcher
-        from archipelago.sweeps.trial import TuneTrial
+        from archipelago.sweeps.search import Queue, StopAll, Watcher
+        from archipelago.sweeps.tune_trial import TuneTrial
 
         payloads = (
             [self._payload(trial, reserved) for trial in trials] if self.sweep.scheduler.exchanges else None
@@ -139,6 +144,7 @@ class TuneSweep:
                 storage_filesystem=system,
                 verbose=0,
                 callbacks=[Watcher(self)],
+                stop=StopAll(lambda: bool(self._refused)),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 failure_config=tune.FailureConfig(max_failures=config.fleet.restarts),
             ),
@@ -238,13 +244,14 @@ class TuneSweep:
 
     def reported(self, trial: str, result: Mapping[str, Any]) -> None:
         """A trial has come further."""
+        self._refused = self._refused or str(result.get("refused", ""))
         if result.get("done") and self.directory.rows[trial].status not in OVER:
             self.directory.set(trial, result["state"], result["reason"])
         self.view.update(trial, result)
 
     def over(self, trial: str, result: Mapping[str, Any]) -> None:
         """Tune is done with a trial, which may be sooner than the trial is."""
-        if self.directory.rows[trial].status not in OVER:
+        if self.directory.rows[trial].status not in OVER and not self._refused:  # or `resume` continues it
             reason = f"stopped by {self.sweep.settings.scheduler} after round {result.get('round', 0)}"
             self.directory.set(trial, STOPPED, reason)
         self.view.over(trial)

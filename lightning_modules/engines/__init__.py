@@ -1,7 +1,8 @@
 """Engines of local training: one job per client in, one result per client out.
 
 - `loop`: the module's own step and optimizer, no Trainer. The default on CPU.
-- `vmap`: clients with equal batch shapes trained as one batched model. The default on GPU.
+- `compiled`: kernels in C for small networks on CPU; a network it does not cover runs in `loop`.
+- `stacked`: all clients of a device as one batched model. The default on GPU.
 - `trainer`: a real `lightning.Trainer`, for its callbacks, precision plugins and strategies.
 
 Each is a file of its own here. An engine of your own is a subclass of `Engine` anywhere, chosen by its import path
@@ -9,7 +10,7 @@ Each is a file of its own here. An engine of your own is a subclass of `Engine` 
 Nothing here imports Lightning before a Trainer is asked for: the settings' schema imports these modules.
 """
 
-from lightning_modules.engines import loop, trainer, vmap  # noqa: F401  (register themselves)
+from lightning_modules.engines import compiled, loop, stacked, trainer  # noqa: F401  (register themselves)
 from lightning_modules.engines.base import (
     ENGINES,
     Engine,

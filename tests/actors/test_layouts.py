@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import actors.fleet
 from actors.reports import RoundReport
 from actors.server import Server
 from actors.session import Checkpoint
@@ -80,6 +81,23 @@ def test_the_digest_sees_the_last_bit_of_anything() -> None:
 def test_the_layout_does_not_matter(kind: str, layout: str) -> None:
     session = session_of(*KINDS[kind], *HARD, blocks=LAYOUTS[layout])
     assert outcome(session, run(session, 4)) == undisturbed(*KINDS[kind])
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 50])
+def test_sums_in_pieces_of_columns_do_not_matter(pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(*KINDS["clusters"], *HARD, blocks=LAYOUTS["scattered"])
+    monkeypatch.setattr(actors.fleet, "SUMS", 8 * 2 * session.fleet.spec.size / pieces)
+    seen: list[int] = []
+    reach = session.fleet._reach
+
+    def reaching(name: str, arguments: dict[int, Any], arrays: Any = ()) -> Any:
+        seen.extend(given[-1][1] - given[-1][0] for given in arguments.values() if name == "combine")
+        return reach(name, arguments, arrays)
+
+    monkeypatch.setattr(session.fleet, "_reach", reaching)
+    assert outcome(session, run(session, 4)) == undisturbed(*KINDS["clusters"])
+    # Where one cluster alone is in use, a piece may have twice the columns.
+    assert max(seen) <= 2 * session.fleet.spec.size / pieces
 
 
 def through_files(session: Any, round: int, folder: Path) -> Checkpoint:

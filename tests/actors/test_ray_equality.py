@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import ray
 
+import actors.fleet
 import actors.placement
 import actors.session
+from actors.ray_actors import RayFleet
 from actors.session import Plan, RaySession
 from archipelago.core.errors import ClientFailure, UserError
 from tests.support import killers
@@ -144,6 +146,35 @@ def test_every_method(five_actors: RaySession, method: str) -> None:
     settings = (f"method={method}", "participation.fraction=0.75")
     session = Borrowed(plan_of(*settings), five_actors, LAYOUTS["three uneven"])
     assert outcome(session, run(session, ROUNDS)) == in_process(*settings)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_actors_add_each_others_sums(
+    five_actors: RaySession, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In three pieces of columns; what the server receives is one sum a piece, and has the bits of one block."""
+    plan = plan_of("method=fedavg")
+    Borrowed(plan, five_actors, LAYOUTS[layout])
+    alone = session_of("method=fedavg").fleet
+    fleet = RayFleet(five_actors.clients[: len(LAYOUTS[layout])], LAYOUTS[layout], plan.server.sizes)
+    start = alone.initial(1)[0]
+    monkeypatch.setattr(actors.fleet, "SUMS", 8 * 3 * -(-fleet.spec.size // 3))
+    received: list[Any] = []
+    wait_for = RayFleet._wait_for
+
+    def waiting(self: RayFleet, method: str, reference: Any) -> Any:
+        received.append(wait_for(self, method, reference))
+        return received[-1]
+
+    monkeypatch.setattr(RayFleet, "_wait_for", waiting)
+    weights = np.random.default_rng(0).random((3, 8)) * (np.arange(8) % 3 == np.arange(3)[:, None])
+    averages = []
+    for each in (alone, fleet):
+        each.begin(1)
+        averages.append(each.train(start).combine(weights).values)
+    assert averages[0].tobytes() == averages[1].tobytes()
+    assert [rows.tolist() for rows, _ in received] == [[0, 1, 2]] * 3
+    assert sum(sums.shape[1] for _, sums in received) == fleet.spec.size
 
 
 def test_every_centre_on_every_distribution(five_actors: RaySession) -> None:

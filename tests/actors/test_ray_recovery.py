@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import ray
@@ -20,6 +22,8 @@ from ray.util.placement_group import placement_group, remove_placement_group
 import actors.ray_actors
 import actors.reservation
 import archipelago.experiments.runner
+from actors.ray_actors import RayFleet
+from actors.ray_errors import SurfacedErrors
 from actors.reports import RoundReport
 from actors.session import ActorsLost, RaySession
 from archipelago import open_run
@@ -27,7 +31,7 @@ from archipelago.experiments.runner import resume, run_experiment
 from tests.support import killers
 from tests.support.callbacks import OnRound
 from tests.support.clusters import ROOT, another_node, family, head_node, short_folder, still_alive
-from tests.support.experiments import TINY, config_of
+from tests.support.experiments import TINY, config_of, plan_of
 from tests.support.methods import compositions
 from tests.support.runs import assert_equal_runs, events
 
@@ -140,6 +144,21 @@ def test_a_client_actor_killed_between_training_and_averaging(
     killed = run_and_kill(tmp_path, "client-before-combine", 0, *settings, "fleet.actors=1")
     assert_equal_runs(killed, undisturbed(tmp_path, *settings))
     assert len(lost(killed)) == 1
+
+
+def test_a_client_actor_killed_while_sums_are_added_is_a_loss(ray_cluster: Path) -> None:
+    plan = plan_of("method=fedavg", "fleet.backend=ray", "fleet.actors=3", "fleet.cpus=0.5")
+    session = RaySession(plan)
+    try:
+        fleet = RayFleet(session.clients, session.layout, plan.server.sizes)
+        fleet.begin(1)
+        trained = fleet.train(fleet.initial(1)[0])
+        os.kill(ray.get(session.clients[1].about.remote())["pid"], signal.SIGKILL)
+        # Another actor waits for the lost one's sums, and the server for that one.
+        with pytest.raises(ActorsLost, match="clients-1"), SurfacedErrors():
+            trained.combine(np.ones((1, 8)))
+    finally:
+        session.close()
 
 
 @pytest.mark.full

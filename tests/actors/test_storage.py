@@ -73,7 +73,7 @@ def test_clients_and_models_of_the_server_share_nothing(setting: str) -> None:
 
 @pytest.mark.parametrize("method", ["local", "ditto", "fedsoft"])
 def test_clients_that_were_trained_as_one_batch_share_nothing(method: str) -> None:
-    session = session_of(f"method={method}", "local.engine=vmap", "local.momentum=0.9")
+    session = session_of(f"method={method}", "local.engine=stacked", "local.momentum=0.9")
     run(session, 1)
     states = checkpoint_of(session).clients
     pieces = [piece for client, state in states.items() for piece in pieces_of(f"client {client}", state)]

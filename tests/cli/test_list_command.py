@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +96,50 @@ def test_list_of_an_entry_that_a_plug_in_brought(command: Any) -> None:
         assert re.search(r"clustered +yes", command("list", "mine")[1])
     finally:
         METHODS.remove("mine")
+
+
+OWN = '''
+from dataclasses import dataclass
+
+from archipelago.core.settings import setting
+from archipelago.strategies.base import METHODS
+from archipelago.strategies.fedavg import FedAvg
+
+
+@dataclass
+class ListedOptions:
+    """`listed.strength=...`"""
+
+    strength: float = setting(0.5, "how much of it", at_least=0)
+
+
+@METHODS.register("listed", "a method in a file of my own", label="Listed")
+class Listed(FedAvg):
+    """What it does."""
+
+    Options = ListedOptions
+'''
+
+
+def test_list_shows_what_a_plugin_brings(command: Any, own_entries: None) -> None:
+    assert command("list", "listed")[0] == 2
+    Path("own_listed.py").write_text(OWN)
+    code, out, error = command("list", "methods", "plugins=[own_listed]")
+    assert (code, error) == (0, "") and re.search(r"listed +a method in a file of my own", out)
+    assert re.search(
+        r"listed.strength +0.5 +how much of it", command("list", "plugins=[own_listed]", "listed")[1]
+    )
+    assert "listed.strength" in command("list", "settings", "plugins=[own_listed]")[1]
+    (found,) = json.loads(command("list", "listed", "plugins=[own_listed]", "--json")[1])
+    assert (found["label"], found["defined_in"]) == ("Listed", "own_listed")
+
+
+@pytest.mark.parametrize(
+    ("word", "named"), [("plugins=[nobody_has_it]", "nobody_has_it"), ("rounds=3", "rounds=3"), ("plugins=", "plugins")]
+)  # fmt: skip
+def test_list_refuses_other_settings_and_missing_plugins(word: str, named: str, command: Any) -> None:
+    code, out, error = command("list", "methods", word)
+    assert (code, out) == (2, "") and named in error and len(error.splitlines()) == 1
 
 
 def test_list_as_json_has_every_kind_with_what_entries_declare(command: Any) -> None:

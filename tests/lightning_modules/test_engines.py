@@ -1,4 +1,4 @@
-"""Three engines, the same numbers: loop and trainer to the bit, vmap to its stated tolerance."""
+"""Three engines, the same numbers: loop and trainer to the bit, stacked to its stated tolerance."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ from archipelago.core.settings import LocalSettings, ModelSettings
 from archipelago.strategies.penalties import Proximal
 from lightning_modules.base import build_module
 from lightning_modules.engines import Term, TrainJob, make_engine, objective
-from lightning_modules.engines.vmap import VMAP_TOLERANCE
-from lightning_modules.flat import FlatModel
+from lightning_modules.engines.stacked import STACKED_TOLERANCE
+from lightning_modules.flat import FlatModel, is_value, value_of
 from lightning_modules.samples import Samples
 
 SHAPES = {"mlp": (1, 8, 8), "cnn_cifar": (3, 32, 32), "cnn_fashion": (1, 28, 28)}
@@ -73,24 +73,24 @@ def test_the_engines_agree(case, ragged):
     network, local, extra = CASES[case]
     model, samples = setup(network, **local)
     jobs = jobs_for(model, ragged=ragged, **extra)
-    loop, trainer, vmap = (results(name, model, samples, jobs) for name in ("loop", "trainer", "vmap"))
-    for a, b, c in zip(loop, trainer, vmap, strict=True):
+    loop, trainer, stacked = (results(name, model, samples, jobs) for name in ("loop", "trainer", "stacked"))
+    for a, b, c in zip(loop, trainer, stacked, strict=True):
         assert np.array_equal(a.model, b.model) and a.objective == b.objective
         assert a.optimizer_state.keys() == b.optimizer_state.keys() == c.optimizer_state.keys()
         assert all(
             np.array_equal(a.optimizer_state[key], b.optimizer_state[key]) for key in a.optimizer_state
         )
         scale = float(np.abs(a.model).max())
-        assert np.abs(a.model - c.model).max() <= VMAP_TOLERANCE * scale
-        assert c.objective == pytest.approx(a.objective, rel=VMAP_TOLERANCE)
+        assert np.abs(a.model - c.model).max() <= STACKED_TOLERANCE * scale
+        assert c.objective == pytest.approx(a.objective, rel=STACKED_TOLERANCE)
         # Relative to the whole state: a bias before BatchNorm has a gradient of rounding noise alone.
         largest = max(float(np.abs(value).max()) for value in a.optimizer_state.values())
         for key, value in a.optimizer_state.items():
-            assert np.abs(value - c.optimizer_state[key]).max() <= VMAP_TOLERANCE * largest
+            assert np.abs(value - c.optimizer_state[key]).max() <= STACKED_TOLERANCE * largest
     assert len({result.model.tobytes() for result in loop}) == len(jobs)
 
 
-@pytest.mark.parametrize("name", ["loop", "trainer", "vmap"])
+@pytest.mark.parametrize("name", ["loop", "trainer", "stacked"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_optimizer_state_enters_and_leaves(name, optimizer):
     model, samples = setup(optimizer=optimizer, lr=0.01)
@@ -110,12 +110,12 @@ def test_optimizer_state_enters_and_leaves(name, optimizer):
         ],
     )
     for a, b in zip(whole, second, strict=True):
-        assert np.allclose(a.model, b.model, rtol=VMAP_TOLERANCE, atol=1e-6)
-        if name != "vmap":
+        assert np.allclose(a.model, b.model, rtol=STACKED_TOLERANCE, atol=1e-6)
+        if name != "stacked":
             assert np.array_equal(a.model, b.model)
     fresh = results(name, model, samples, [TrainJob(j.client, h.model, j.batches[3:], seed=0)
                                            for j, h in zip(jobs, first, strict=True)])  # fmt: skip
-    assert not np.allclose(fresh[0].model, second[0].model, rtol=VMAP_TOLERANCE, atol=1e-6)
+    assert not np.allclose(fresh[0].model, second[0].model, rtol=STACKED_TOLERANCE, atol=1e-6)
 
 
 def test_the_loop_is_plain_pytorch():
@@ -171,7 +171,7 @@ def test_training_on_top_of_a_model_is_training_the_sum():
     assert one.objective == pytest.approx(float(together), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["loop", "trainer", "vmap"])
+@pytest.mark.parametrize("name", ["loop", "trainer", "stacked"])
 def test_a_module_with_only_a_training_step_runs_and_is_refused_where_it_cannot(name):
     model, samples = setup(target="tests.support.modules.ForeignModule")
     jobs = jobs_for(model, count=2)
@@ -181,22 +181,43 @@ def test_a_module_with_only_a_training_step_runs_and_is_refused_where_it_cannot(
         results(name, model, samples, jobs_for(model, count=2, penalties=penalties))
 
 
-def test_vmap_says_when_it_falls_back_and_then_has_the_bits_of_the_loop():
-    model, samples = setup(target="tests.support.modules.DropoutModule")
-    engine = make_engine("vmap", model, samples)
-    assert "falls back to loop" in engine.notes[0] and "Dropout" in engine.notes[0]
+def test_stacked_names_the_layer_that_it_cannot_batch_and_then_has_the_bits_of_the_loop():
+    model, samples = setup(target="tests.support.modules.AlphaDropoutModule")
+    engine = make_engine("stacked", model, samples)
     jobs = jobs_for(model)
     for a, b in zip(engine.train(jobs), results("loop", model, samples, jobs), strict=True):
         assert np.array_equal(a.model, b.model)
+    assert len(engine.notes) == 1 and "'network.drop' (AlphaDropout)" in engine.notes[0]
+    list(engine.train(jobs))
+    assert len(engine.notes) == 1  # once
 
 
-def test_dropout_draws_from_the_clients_own_seed_and_leaves_the_global_generator_alone():
+def test_stacked_finds_out_what_torch_cannot_batch():
+    model, samples = setup(target="tests.support.modules.DataDependentModule")
+    engine = make_engine("stacked", model, samples)
+    jobs = jobs_for(model)
+    for a, b in zip(engine.train(jobs), results("loop", model, samples, jobs), strict=True):
+        assert np.array_equal(a.model, b.model)
+    assert "torch cannot batch layer 'network.gate'" in engine.notes[0]
+
+
+def test_stacked_finds_out_that_rows_of_a_batch_meet():
+    model, samples = setup(target="tests.support.modules.CentredModule")
+    engine = make_engine("stacked", model, samples)
+    list(engine.train(jobs_for(model, ragged=True)))
+    assert "change each other" in engine.notes[0]
+
+
+@pytest.mark.parametrize("name", ["loop", "stacked"])
+def test_dropout_draws_from_the_clients_own_seed_and_leaves_the_global_generator_alone(name):
     model, samples = setup(target="tests.support.modules.DropoutModule")
     (job,) = jobs_for(model, count=1)
     before = torch.random.get_rng_state()
-    first, again = (results("loop", model, samples, [job])[0].model for _ in range(2))
-    other = results("loop", model, samples, [TrainJob(0, job.start, job.batches, seed=99)])[0].model
+    first, again = (results(name, model, samples, [job])[0].model for _ in range(2))
+    other = results(name, model, samples, [TrainJob(0, job.start, job.batches, seed=99)])[0].model
     assert np.array_equal(first, again) and not np.array_equal(first, other)
+    many = results(name, model, samples, [*jobs_for(model, count=3)[1:], job])[-1].model
+    assert np.allclose(many, first, rtol=1e-5, atol=1e-6)  # whoever is beside it: the same draws
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -252,14 +273,34 @@ def test_a_model_value_is_its_own_and_cannot_be_written_to():
         first[0] = 1
 
 
-def test_vmap_leaves_frozen_parameters_to_the_loop():
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_stacked_leaves_frozen_parameters_as_they_are(optimizer):
+    model, samples = setup(optimizer=optimizer, lr=0.01)
+    frozen = next(iter(model.module.parameters()))
+    frozen.requires_grad_(False)
+    jobs = jobs_for(model, ragged=True)
+    loop, stacked = (results(name, model, samples, jobs) for name in ("loop", "stacked"))
+    for job, a, b in zip(jobs, loop, stacked, strict=True):
+        assert np.array_equal(b.model[: frozen.numel()], job.start[: frozen.numel()])
+        assert np.allclose(a.model, b.model, rtol=STACKED_TOLERANCE, atol=1e-6)
+        assert a.optimizer_state.keys() == b.optimizer_state.keys()
+
+
+@pytest.mark.parametrize(
+    "options", [{"nesterov": True, "momentum": 0.9}, {"momentum": 0.0}, {"decoupled": True}], ids=str
+)
+def test_stacked_steps_as_torch_does(options):
     model, samples = setup()
-    next(iter(model.module.parameters())).requires_grad_(False)
-    engine = make_engine("vmap", model, samples)
-    assert "frozen or left out" in engine.notes[0]
-    jobs = jobs_for(model)
-    for a, b in zip(engine.train(jobs), results("loop", model, samples, jobs), strict=True):
-        assert np.array_equal(a.model, b.model)
+    group = model.optimizer.param_groups[0]
+    if options.pop("decoupled", False):
+        model.optimizer = torch.optim.AdamW(group["params"], lr=0.01, weight_decay=0.1)
+        model.module.configure_optimizers = lambda: model.optimizer
+    group = model.optimizer.param_groups[0]
+    group.update(options)
+    jobs = jobs_for(model, ragged=True)
+    for a, b in zip(*(results(name, model, samples, jobs) for name in ("loop", "stacked")), strict=True):
+        assert np.allclose(a.model, b.model, rtol=STACKED_TOLERANCE, atol=1e-6)
+        assert a.optimizer_state.keys() == b.optimizer_state.keys()
 
 
 def test_loop_and_trainer_draw_the_same_dropout():
@@ -296,14 +337,52 @@ def test_outputs_of_a_frozen_model_are_computed_once_in_a_round():
     model, samples = setup("mlp")
     index, vector = np.arange(20), model.vector()
     first = objective.outputs_of(model, samples, vector, index)
-    assert objective.outputs_of(model, samples, vector.copy(), index.copy()) is first
+    assert objective.outputs_of(model, samples, vector[:], index.copy()) is first  # the same memory
     assert objective.outputs_of(model, samples, vector, index[:10]) is not first
-    other = vector.copy()
-    other[0] += 1
-    assert not torch.equal(objective.outputs_of(model, samples, other, index), first)
+    rows = value_of(np.stack([vector, vector + 1]))
+    again = objective.outputs_of(model, samples, rows[0], index)
+    assert again is not first and torch.equal(again, first)
+    assert objective.outputs_of(model, samples, rows[0], index) is again
+    assert not torch.equal(objective.outputs_of(model, samples, rows[1], index), first)
     samples.forget()
     again = objective.outputs_of(model, samples, vector, index)
     assert again is not first and torch.equal(again, first)
+
+
+def test_outputs_of_memory_that_can_change_are_never_remembered():
+    model, samples = setup("mlp")
+    index = np.arange(20)
+    written = np.stack([model.vector(), model.vector()])
+    hidden = written[0]  # read-only itself, on top of memory that is not
+    hidden.flags.writeable = False
+    tensor = torch.from_numpy(model.vector().copy())
+    held = tensor.numpy()
+    held.flags.writeable = False
+    for vector, memory in ((written[1], written[1]), (hidden, written[0]), (held, tensor)):
+        assert not is_value(vector)
+        before = objective.outputs_of(model, samples, vector, index)
+        memory[0] += 1.0
+        again = objective.outputs_of(model, samples, vector, index)
+        expected = objective.outputs_of(model, samples, value_of(vector), index)
+        assert torch.equal(again, expected)
+        assert torch.equal(objective.outputs_of(model, samples, vector, index), expected)
+        assert not torch.equal(before, expected)
+
+
+def test_outputs_remembered_keep_their_model_so_that_no_other_gets_its_address():
+    model, samples = setup("mlp")
+    index, addresses = np.arange(20), set()
+    for number in range(50):  # freed memory of this size is handed out again at once
+        vector = model.vector().copy()
+        vector[0] += number
+        vector.flags.writeable = False
+        addresses.add(vector.ctypes.data)
+        found = objective.outputs_of(model, samples, vector, index)
+        model.touch()
+        expected = model.module(next(iter(samples.inputs(index))))
+        assert torch.equal(found, expected)
+        del vector
+    assert len(addresses) == 50
 
 
 def test_inputs_that_several_models_see_in_turn_are_prepared_once():

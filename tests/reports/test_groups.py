@@ -43,7 +43,7 @@ def test_a_further_seed_joins_the_row_of_a_sweep(tmp_path: Path) -> None:
 
 def test_what_a_sweep_compares_stays_apart_even_if_no_result_depends_on_it(tmp_path: Path) -> None:
     trials = []
-    for executor in ("loop", "vmap"):
+    for executor in ("loop", "stacked"):
         for seed in (0, 1):
             run = f"runs/{executor}-{seed}"
             write_run(tmp_path / run, seed=seed, config={"local": {"executor": executor}})
@@ -51,7 +51,7 @@ def test_what_a_sweep_compares_stays_apart_even_if_no_result_depends_on_it(tmp_p
     first, second = groups_of(write_sweep(tmp_path, trials))
     assert [first.label, second.label] == [
         "IFCA (group=ifca, executor=loop)",
-        "IFCA (group=ifca, executor=vmap)",
+        "IFCA (group=ifca, executor=stacked)",
     ]
     assert sorted(first.finished) == sorted(second.finished) == [0, 1]
 

@@ -336,7 +336,7 @@ def test_sweep_in_an_object_store_is_run_by_one_driver(tmp_path: Path) -> None:
 def test_trial_waits_for_the_lease_of_a_lost_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (trial,) = sweep_of(tmp_path, *SWEEP).trials()
     address = (tmp_path / "store/runs/trial").as_uri()
-    put_lease(address, seconds=1.5)
+    put_lease(address, seconds=4)  # more than a trial takes to begin on a busy machine
     run = TrialRun(**{key: value for key, value in payload(trial, address).items() if key != "trial"})
     while not (result := run.step())["done"]:
         pass

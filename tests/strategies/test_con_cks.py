@@ -229,9 +229,9 @@ def test_prox_pulls_to_the_cluster_a_client_came_from():
 
 
 @pytest.mark.parametrize("form", ["para", "rep"])
-def test_contrast_is_batched_by_vmap_and_gives_the_same_numbers(form):
+def test_contrast_is_batched_by_stacked_and_gives_the_same_numbers(form):
     final = []
-    for executor in ("loop", "vmap"):
+    for executor in ("loop", "stacked"):
         session = session_of("method=ifca+con", f"con.form={form}", f"local.engine={executor}")
         assert not any("falls back" in event for report in run(session, 2) for event in report.events)
         final.append(session.server.method.base.clusters.values)

@@ -131,7 +131,7 @@ def test_the_model_stays_where_it_is_if_nobody_delivers():
 
 def test_clients_trained_as_one_batch_get_their_own_corrections():
     settings = ("method=feddane", "feddane.mu=0.3", "data.rotations=2")
-    loop, batched = session_of(*settings), session_of(*settings, "local.engine=vmap")
+    loop, batched = session_of(*settings), session_of(*settings, "local.engine=stacked")
     run(loop, 2)
     run(batched, 2)
     assert np.allclose(loop.server.method.base.model, batched.server.method.base.model, rtol=0, atol=1e-4)

@@ -143,7 +143,7 @@ def test_components_draw_their_own_batches_and_keep_their_own_momentum():
 
 
 def test_batched_training_gives_the_same_numbers():
-    loop, batched = (session_of("method=fedem", f"local.engine={name}") for name in ("loop", "vmap"))
+    loop, batched = (session_of("method=fedem", f"local.engine={name}") for name in ("loop", "stacked"))
     run(loop, 2)
     run(batched, 2)
     found, expected = (s.server.method.base.clusters.values for s in (batched, loop))

@@ -217,7 +217,7 @@ def test_the_mixture_of_the_centres_is_a_weighted_mean():
 
 
 def test_batched_training_gives_the_same_numbers():
-    loop, batched = (session_of("method=fedsoft", f"local.engine={name}") for name in ("loop", "vmap"))
+    loop, batched = (session_of("method=fedsoft", f"local.engine={name}") for name in ("loop", "stacked"))
     run(loop, 2)
     run(batched, 2)
     found, expected = (s.server.method.base.clusters.values for s in (batched, loop))

@@ -24,6 +24,7 @@ import actors.block
 from actors.ray_actors import RayFleet, ServerActor
 from actors.server import Server, ServerSetup
 from archipelago.core.settings import LocalSettings, ModelSettings
+from archipelago.runs import trees
 from lightning_modules.base import FederatedModule
 from lightning_modules.networks import build_network
 
@@ -68,6 +69,21 @@ def _visit(place: str) -> float:
     return math.nan
 
 
+def _mortal_writing() -> None:
+    """In a client actor, whoever writes an array into a file comes to the place `saving`."""
+    whole = trees._bytes
+
+    def mortal(array: Any) -> Any:
+        if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
+            _visit("saving")
+        return whole(array)
+
+    trees._bytes = mortal
+
+
+_mortal_writing()
+
+
 class MortalModule(FederatedModule):
     """A small network whose process can die in the middle of a training step or of an evaluation."""
 
@@ -91,9 +107,10 @@ def _asked_for() -> str:
     while frame is not None:
         if frame.f_code.co_filename == actors.block.__file__ and frame.f_code.co_name in (
             "losses",
+            "best",
             "evaluate",
         ):
-            return "losses" if frame.f_code.co_name == "losses" else "evaluation"
+            return "evaluation" if frame.f_code.co_name == "evaluate" else "losses"
         frame = frame.f_back
     return "forward"
 
@@ -101,14 +118,14 @@ def _asked_for() -> str:
 class MurderousFleet(RayFleet):
     """Kills the first client actor, or its own server, just before the clients are asked something."""
 
-    def _reach(
+    def _call(
         self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()
     ) -> dict[int, Any]:
         _visit(f"server-before-{method}")
         if (place := _file(f"client-before-{method}")).exists():
             place.unlink()
             os.kill(ray.get(self.actors[0].about.remote())["pid"], signal.SIGKILL)
-        return super()._reach(method, arguments, arrays)
+        return super()._call(method, arguments, arrays)
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)

@@ -79,3 +79,53 @@ class Needy(ForeignModule):
 class Faulty(ForeignModule):
     def __init__(self) -> None:
         raise ValueError("not today")
+
+
+class _OwnDropout(DropoutNetwork):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.drop = layer  # type: ignore[assignment]
+
+
+class AlphaDropoutModule(FederatedModule):
+    """Draws of a kind that the stacked engine has no form for."""
+
+    def __init__(self, classes: int | None, local: object) -> None:
+        super().__init__(_OwnDropout(nn.AlphaDropout(0.5)), classes=classes, local=local)  # type: ignore[arg-type]
+
+
+class DataDependent(nn.Module):
+    """Decides by its values, which nothing that is batched can do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if bool(x.sum() > 0) else x + 1
+
+
+class _Gated(DropoutNetwork):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Identity()  # type: ignore[assignment]
+        self.gate = DataDependent()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.gate(x.flatten(1)))
+
+
+class DataDependentModule(FederatedModule):
+    """A module that torch cannot batch."""
+
+    def __init__(self, classes: int | None, local: object) -> None:
+        super().__init__(_Gated(), classes=classes, local=local)  # type: ignore[arg-type]
+
+
+class _Centred(DropoutNetwork):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(1)
+        return self.fc(flat - flat.mean(dim=0))
+
+
+class CentredModule(FederatedModule):
+    """Rows of a batch change each other, by code of its own."""
+
+    def __init__(self, classes: int | None, local: object) -> None:
+        super().__init__(_Centred(), classes=classes, local=local)  # type: ignore[arg-type]

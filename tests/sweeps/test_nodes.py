@@ -72,7 +72,7 @@ def test_a_lost_node_s_trials_are_finished_on_another(head: Head, tmp_path: Path
         finally:
             driver.kill()
             driver.wait()
-    assert "goes on from its last checkpoint: its process or node was lost" in log.read_text()
+    assert "resumes from its last checkpoint: its process or node was lost" in log.read_text()
     assert {row.status for row in rows_of(storage / "lost").values()} == {"finished"}
     whole = sweep_of(tmp_path, *SWEEP, rounds, "fleet.backend=in_process")
     assert_equal_sweeps(storage / "lost", run_sweep(whole, str(tmp_path / "whole"), quiet=True))

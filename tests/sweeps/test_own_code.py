@@ -14,13 +14,14 @@ import pytest
 
 from archipelago import open_run
 from archipelago.core.errors import UserError
-from archipelago.core.registry import REGISTRIES
+from archipelago.runs.sweeps import sweep_trials
 from archipelago.sweeps.config import load_sweep
+from archipelago.sweeps.directory import SweepDirectory
 from archipelago.sweeps.samplers import SAMPLERS, Sampler
-from archipelago.sweeps.schedulers import SCHEDULERS
+from archipelago.sweeps.schedulers import SCHEDULERS, Scheduler
 from tests.support.clusters import ROOT
 from tests.support.experiments import TINY
-from tests.support.sweeps import assert_equal_sweeps, rows_of
+from tests.support.sweeps import assert_equal_sweeps, rows_of, sweep_of
 
 SEARCH = '''
 """A sampler that is chosen by import path, and a scheduler and a sampler that register themselves."""
@@ -189,16 +190,6 @@ def cluster() -> str:
     return f"fleet.address={ray.get_runtime_context().gcs_address}"
 
 
-@pytest.fixture
-def own_entries() -> object:
-    """Entries that a test brings are gone after it."""
-    before = {kind: set(registry) for kind, registry in REGISTRIES.items()}
-    yield
-    for kind, registry in REGISTRIES.items():
-        for name in set(registry) - before.get(kind, set(registry)):
-            registry.remove(name)
-
-
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
@@ -222,7 +213,7 @@ def test_sampler_without_its_package_is_refused_before_ray_starts(monkeypatch: p
         load_sweep(None, ["method=fedavg", *drawn], env={})
 
 
-def test_sampler_registered_in_this_process_draws_the_points(own_entries: object) -> None:
+def test_sampler_registered_in_this_process_draws_the_points(own_entries: None) -> None:
     @SAMPLERS.register("corners", "both ends", label="Corners")
     class Corners(Sampler):
         @property
@@ -238,12 +229,40 @@ def test_sampler_registered_in_this_process_draws_the_points(own_entries: object
     assert [trial.values["local.lr"] for trial in sweep.trials()] == [0.1, 0.9, 0.2, 0.9]
 
 
+def test_scheduler_that_exchanges_states_is_known_as_a_population_by_reports(
+    own_entries: None, tmp_path: Path
+) -> None:
+    """By what it declares, from the sweep's directory alone: a report never imports it."""
+
+    @SCHEDULERS.register("tournament", "winners hand their state on", label="Tournament")
+    class Tournament(Scheduler):
+        exchanges = True
+
+        def make(self, rounds: int) -> object:
+            raise AssertionError("nothing is run here")
+
+    drawn = ("sweep.sampler=random", "sweep.samples=2", "sweep.sample.local.lr=uniform(0.1,0.2)")
+    found = {}
+    for scheduler in ("tournament", "asha"):
+        words = (
+            "method=fedavg",
+            f"sweep.scheduler={scheduler}",
+            "sweep.seeds=2",
+            "partition.validation=0.2",
+            *drawn,
+        )
+        directory = SweepDirectory.create(str(tmp_path / scheduler), sweep_of(tmp_path, *words))
+        directory.close()
+        found[scheduler] = {trial.population for trial in sweep_trials(tmp_path / scheduler)}
+    assert found == {"tournament": {True}, "asha": {False}}
+
+
 def test_sampler_and_scheduler_are_named_in_their_own_files_only() -> None:
     """What others must know is declared by the entry; `settings.py` has the two defaults."""
     own = {ROOT / "archipelago/sweeps/samplers.py", ROOT / "archipelago/sweeps/schedulers.py"}
     own |= {
-        ROOT / "archipelago/runs/sweeps.py"
-    }  # reads sweep.yaml of every age, also from before entries declared it
+        ROOT / "archipelago/runs/format.py"
+    }  # makes declarations of a sweep.yaml from before there were any
     compared = re.compile(r"(sampler|scheduler)\b[^\n]{0,4} (==|!=|in|not in) [(\"]")
     names = re.compile(f'"({"|".join({*SAMPLERS, *SCHEDULERS} - {"grid", "random", "none", "median"})})"')
     for path in {*(ROOT / "archipelago").rglob("*.py"), *(ROOT / "actors").rglob("*.py")} - own:
@@ -259,6 +278,28 @@ def test_sampler_of_a_plugin_in_a_sweep_without_ray(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "results/halved")
     assert [row.group for row in rows.values()] == ["fedavg | local.lr=0.2", "fedavg | local.lr=0.1"]
     assert {row.status for row in rows.values()} == {"finished"}
+
+
+@pytest.mark.ray
+def test_plugin_that_workers_cannot_import_ends_the_sweep_with_its_sentence(
+    ray_cluster: Path, tmp_path: Path
+) -> None:
+    """The first trial's process says so: none is started again, no other trial begins, and a resume is possible."""
+    mark = tmp_path / "tried"
+    (tmp_path / "here_only.py").write_text(
+        f"import os\nopen({str(mark)!r}, 'a').write('x')\nassert os.environ['ONLY_HERE'], 'not on this machine'\n"
+    )
+    words = tiny("method=fedavg", "rounds=2", "sweep.seeds=6", "sweep.concurrent=1", "plugins=[here_only]")
+    done = subprocess.run(
+        command(*words, cluster(), "name=refused"), cwd=tmp_path,
+        env={**environment(), "ONLY_HERE": "yes"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "'here_only'" in done.stderr and "ONLY_HERE" in done.stderr
+    assert len(mark.read_text()) <= 2, "in the driver and in one trial's process"
+    rows = list(rows_of(tmp_path / "results/refused").values())
+    assert [row.status for row in rows] == ["failed", *["waiting"] * 5]
+    assert "here_only" in rows[0].reason
 
 
 @pytest.mark.full

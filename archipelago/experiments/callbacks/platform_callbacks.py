@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from actors.shards import private_models
 from actors.telemetry import Telemetry
 from archipelago.experiments.callbacks.base import Callback, LiveRun
 from archipelago.experiments.figures_data import write_tsne
@@ -17,7 +15,6 @@ from archipelago.runs.checkpoints import CheckpointWriter
 
 if TYPE_CHECKING:
     from actors.reports import RoundReport
-    from actors.session import Session
     from archipelago.runs.storage import Mirror
 
 
@@ -160,21 +157,6 @@ class Results(Callback):
         """The final models, the status, and the summary that reads them all."""
         assert run.session is not None
         final = run.session.models()
-        run.directory.finish(final["models"] | private_models(run.session), final["spec"], run.stop_reason)
+        private = private_models(run.session.snapshot().shards)
+        run.directory.finish(final["models"] | private, final["spec"], run.stop_reason)
         write_summary(run.path)
-
-
-def private_models(session: Session) -> Mapping[str, Any]:
-    """Models that clients keep: `private-<name>`, a row for each client of `private-<name>-clients`."""
-    rows: dict[str, dict[int, Any]] = {}
-    for part, fetch in session.snapshot().items():
-        if part.startswith("clients-"):
-            for client, state in fetch().items():
-                for key, value in state.items():
-                    if key.startswith("model/"):
-                        rows.setdefault(key.removeprefix("model/"), {})[client] = value
-    found: dict[str, Any] = {}
-    for name, models in rows.items():
-        found[f"private-{name}"] = np.stack([models[client] for client in sorted(models)])
-        found[f"private-{name}-clients"] = np.asarray(sorted(models), np.int64)
-    return found

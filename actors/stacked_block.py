@@ -1,0 +1,556 @@
+"""A block whose clients are computed together on one device: the engine `stacked`.
+
+The same requests and answers as `ClientBlock`. Samples, models, optimizer states and frozen outputs stay on the
+device; for each stage one table of places goes in and one result comes out. Whatever cannot be batched goes client by
+client, as in any other block, and the run says what and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from actors.best import best_of_all
+from actors.block import ClientBlock
+from actors.client_states import State
+from actors.device_states import DeviceStates, Positions, taken
+from actors.devices import effective_tier
+from actors.forward import ClientView
+from actors.metrics import client_metrics
+from actors.requests import (
+    BestRequest,
+    BlockSetup,
+    ClientSamples,
+    EvaluateRequest,
+    MapRequest,
+    ModelRequest,
+    TrainRequest,
+)
+from actors.stacked_outputs import Places, PlacesOf, StackedOutputs
+from actors.stacking import DeviceSide, SlabResults, Stacked, Uploads
+from actors.wire import Encoded, model_key
+from archipelago.core.errors import ClientFailure, UserError
+from archipelago.core.randomness import torch_seed
+from archipelago.strategies.parameters import PartialSums, used_rows
+from archipelago.strategies.penalties import Penalty
+from lightning_modules.engines.stacked import StackedEngine, StackedParts
+from lightning_modules.engines.stacked.batched import is_per_sample
+from lightning_modules.engines.stacked.samples import DeviceSamples
+from lightning_modules.engines.stacked.training import Outcome, Work
+
+SCRATCH = 2**25  # numbers that a sum of models works on at a time
+
+
+class StackedBlock(ClientBlock):
+    """All clients of a block at once."""
+
+    engine: StackedEngine
+    states: DeviceStates
+    parts: StackedParts
+
+    def __init__(
+        self,
+        setup: BlockSetup,
+        clients: dict[int, ClientSamples],
+        x: npt.NDArray[Any],
+        y: npt.NDArray[Any],
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(setup, clients, x, y, device)
+        where = self.model.device
+        lists = [np.concatenate([c.train, c.validation, c.test]) for c in clients.values()]
+        used = np.concatenate([*lists, *setup.holdout, np.zeros(0, np.int64)])
+        self.device = where
+        self.batched = False  # whether all of this is used; else the block is one like any other
+        if not self.engine.why_not and len(used):
+            samples = DeviceSamples(
+                x,
+                y,
+                used=used,
+                mean=setup.mean,
+                std=setup.std,
+                classes=setup.classes,
+                device=where,
+                room=torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else None,
+            )
+            tier = effective_tier(setup.determinism, device, exact_engine=False)
+            exact = (setup.local.batch, setup.evaluation.batch) if tier == "exact" else None
+            parts = self.engine.make_parts(samples, bf16=setup.precision == "bf16", exact=exact)
+            if parts is not None:
+                self.parts, self.batched = parts, True
+                self.states = DeviceStates(clients, parts.optimizer, where)
+                self.places = PlacesOf(clients, parts.model)
+                self.outputs = StackedOutputs(parts.model)
+                self.uploads = Uploads(where)
+        elif self.engine.why_not:
+            self.engine.say(self.engine.why_not)
+
+    def commit(self) -> list[str]:
+        """Make the round's changes permanent, release its models; returns notes for the user."""
+        if self.batched:
+            for chunks in (self.parts.training.chunks, self.outputs.chunks):
+                self.engine.notes += chunks.notes
+                chunks.notes = []
+        return super().commit()
+
+    def _release(self) -> None:
+        super()._release()
+        if self.batched:
+            self.outputs.forget()
+            self.uploads.clear()
+
+    def _device_side(self, arrays: tuple[npt.NDArray[Any], ...]) -> DeviceSide:
+        return DeviceSide(self._side(arrays), self.states, self.uploads, self.device, self.model.spec.size)
+
+    # --- local training -----------------------------------------------------------------------------------
+
+    def train(self, request: TrainRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, ...]]:
+        """Local training; the models stay here, on the device, under `request.handle`."""
+        odd = [p for p in request.penalties if not is_per_sample(p)]
+        if odd:
+            self.engine.say(
+                f"{type(odd[0]).__name__} is a penalty of outputs that does not declare per_sample = True"
+            )
+        if not self.batched or odd or not request.clients:
+            return super().train(request, *arrays)
+        stage = f"local training ('{request.slot}')"
+        with self._failing_together(request.clients, request.round, stage):
+            side, clients = self._device_side(arrays), request.clients
+            received = [request.start.is_received(client, side.side) for client in clients]
+            work = self._work(request, side)
+            outcome = self.parts.train(work)
+            measured = self._measured(outcome.objective, outcome.models)
+            arrived = np.isfinite(measured).all(axis=1)
+            self._store(request, outcome, arrived)
+        frozen = self._frozen_models(request, side)
+        rows = []
+        for at, batches in enumerate(work.batches):
+            forward = frozen * len(np.unique(np.concatenate(batches))) if frozen else 0
+            backward = sum(len(batch) for batch in batches)
+            rows.append((*measured[at].tolist(), backward, forward, received[at]))
+        return rows
+
+    def _work(self, request: TrainRequest, side: DeviceSide) -> Work:
+        """The request as tables."""
+        clients, local = request.clients, self.setup.local
+        places = self.places.get(clients, "train")
+        batches = [
+            [places.starts[at] + batch for batch in self._positions(client, request, side)]
+            for at, client in enumerate(clients)
+        ]
+        start = request.start.stack(clients, side)
+        missing = np.flatnonzero(~start.present(len(clients)))
+        if len(missing):
+            raise ClientFailure(
+                clients[int(missing[0])], request.round, f"preparing '{request.slot}' training",
+                "ValueError: there is no model to start from",
+            )  # fmt: skip
+        name, width = f"optimizer/{request.slot}", self.parts.optimizer.width
+        remembers = local.keep_optimizer and not request.fresh
+        slabs = {
+            part: self.states.values(name, part, clients, width)
+            if remembers
+            else torch.zeros(len(clients), width, device=self.device)
+            for part in self.parts.optimizer.names
+        }
+        scale = None if request.scale is None else request.scale.stack(clients, side)
+        return Work(
+            start=lambda at: start.of(at, self.device),
+            batches=batches,
+            rows=places.rows,
+            seeds=[self._seed(client, request) for client in clients],
+            slabs=slabs,
+            steps=self.states.steps(name, clients) if remembers else None,
+            tables=self._tables(request, side, places),
+            scale=None if scale is None else scale.of(np.arange(len(clients)), self.device).to(torch.float32),
+            penalties=request.penalties,
+            anchors=[self._anchors(penalty, clients, side) for penalty in request.penalties],
+        )
+
+    def _seed(self, client: int, request: TrainRequest) -> int:
+        return torch_seed(self.setup.seed, "training", slot=request.slot, round=request.round, client=client)
+
+    def _positions(self, client: int, request: TrainRequest, side: DeviceSide) -> list[npt.NDArray[np.int64]]:
+        """The batches of `ClientBlock._batches` as positions in the client's list of samples."""
+        count = len(self.clients[client].train)
+        return self._batches(client, request, side.side, np.arange(count))
+
+    def _tables(self, request: TrainRequest, side: DeviceSide, places: Places) -> dict[str, Tensor]:
+        """Frozen outputs, outputs for penalties and sample weights of every place."""
+        clients, tables = request.clients, {}
+        frozen = self._sum_of_outputs(request.on_top_of, clients, side, places)
+        if frozen is not None:
+            tables["frozen"] = frozen
+        for number, penalty in enumerate(request.penalties):
+            for name, encoded in penalty.outputs.items():
+                models = encoded.stack(clients, side)  # type: ignore[union-attr]  # references travel encoded
+                shared = models.rows is None and models.values.dim() == 2
+                tables[f"{number}.{name}"] = (
+                    torch.stack(self.outputs.of_each(models, places), dim=1)
+                    if shared
+                    else self.outputs.of(models, places)
+                )
+        if request.sample_weights is not None:
+            name, column = request.sample_weights
+            columns = [np.asarray(self.states.host(client)[name])[:, column] for client in clients]
+            weights = np.concatenate(columns).astype(np.float32)
+            tables["sample_weights"] = torch.from_numpy(weights).to(self.device)
+        return tables
+
+    def _sum_of_outputs(
+        self, references: Sequence[Encoded], clients: list[int], side: DeviceSide, places: Places
+    ) -> Tensor | None:
+        """The outputs of several references, added; None if they point at nothing for anybody."""
+        total = None
+        for encoded in references:
+            models = encoded.stack(clients, side)
+            if models.present(len(clients)).any():
+                outputs = self.outputs.of(models, places)
+                total = outputs if total is None else total + outputs
+        return total
+
+    def _frozen_models(self, request: TrainRequest, side: DeviceSide) -> int:
+        """How many models each sample goes forward through, besides the one that is trained."""
+        count = len(request.on_top_of)
+        for penalty in request.penalties:
+            for encoded in penalty.outputs.values():
+                models = encoded.stack(request.clients, side)  # type: ignore[union-attr]
+                count += len(models.values) if models.rows is None and models.values.dim() == 2 else 1
+        return count
+
+    def _anchors(
+        self, penalty: Penalty, clients: list[int], side: DeviceSide
+    ) -> dict[str, tuple[Tensor, bool]]:
+        """What a penalty holds constant. Models come without their buffers, which no penalty covers."""
+        found: dict[str, tuple[Tensor, bool]] = {}
+        for name, encoded in penalty.anchors.items():
+            models = encoded.stack(clients, side)  # type: ignore[union-attr]
+            shared = models.rows is None
+            value = models.values if shared else models.of(np.arange(len(clients)), self.device)
+            is_model = encoded.is_model  # type: ignore[union-attr]
+            found[name] = (value[..., : self.model.spec.parameters] if is_model else value, shared)
+        return found
+
+    def _measured(self, objective: Tensor, models: Tensor) -> npt.NDArray[np.float64]:
+        """(n, 2): mean objective and largest absolute value. The stage's one synchronisation."""
+        largest = models.abs().amax(dim=1).to(torch.float64)
+        return torch.stack([objective, largest], dim=1).cpu().numpy()
+
+    def _store(self, request: TrainRequest, outcome: Outcome, arrived: npt.NDArray[np.bool_]) -> None:
+        """Keep what is finite: results under the handle, states for the next round."""
+        at = np.flatnonzero(arrived)
+        clients = [request.clients[i] for i in at]
+        whole = len(at) == len(arrived)
+        models = outcome.models if whole else taken(outcome.models, at, self.device)
+        self._results[request.handle] = SlabResults(clients, models)  # type: ignore[assignment]
+        if not clients:
+            return
+        if self.setup.local.keep_optimizer and not request.fresh:
+            slabs = outcome.slabs
+            if not whole:
+                slabs = {name: taken(slab, at, self.device) for name, slab in slabs.items()}
+            self.states.put_rows(f"optimizer/{request.slot}", clients, slabs, outcome.steps[at])
+        if request.keep is not None:
+            # Nobody writes to results, and states are copied when they are read: one tensor serves both.
+            self.states.put_rows(model_key(request.keep), clients, {"model": models})
+
+    def forget(self, clients: list[int], name: str) -> None:
+        """Drop one entry of these clients' states when the round commits."""
+        if not self.batched:
+            super().forget(clients, name)
+            return
+        self.states.drop_rows(name, clients)
+        for client in clients:
+            if name in self.states.host(client):
+                self.states.put_host(client, {k: v for k, v in self.states.host(client).items() if k != name})
+
+    # --- losses, gradients, metrics -----------------------------------------------------------------------
+
+    def losses(self, request: ModelRequest, *arrays: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """(clients, K): mean training loss under each of K models, all on the same samples."""
+        if not self.batched or not request.clients:
+            return super().losses(request, *arrays)
+        with self._failing_together(request.clients, request.round, "computing losses"):
+            side = self._device_side(arrays)
+            places = self.places.get(request.clients, "train")
+            models = request.models.stack(request.clients, side)
+            under = self._sum_of_outputs(request.on_top_of, request.clients, side, places)
+            table = self.sample_losses(models, places, under)
+            sums = torch.segment_reduce(table.to(torch.float64), "sum", lengths=places.lengths, unsafe=True)
+            return (sums / places.lengths[:, None]).cpu().numpy()
+
+    def best(self, request: BestRequest, *arrays: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """The model of least loss for each client: here, all losses at once cost less than a search."""
+        if not self.batched:
+            return super().best(request, *arrays)
+        sizes = np.array([len(self.clients[client].train) for client in request.clients])
+        return best_of_all(self.losses(request, *arrays), sizes)
+
+    def sample_losses(self, models: Stacked, places: Places, under: Tensor | None = None) -> Tensor:
+        """(places, K) losses under each of K models that all clients share."""
+        self._check_loss()
+        y = self.parts.model.samples.targets(places.rows)
+        columns = []
+        for k in range(len(models.values)):
+            outputs = self.outputs.of_one(models, k, places)
+            columns.append(self.parts.model.losses(outputs if under is None else outputs + under, y))
+        return torch.stack(columns, dim=1)
+
+    def _check_loss(self) -> None:
+        if not callable(getattr(self.model.module, "loss", None)):
+            raise UserError(
+                "Expected a module with loss(outputs, y, reduction) to compare models by their loss."
+            )
+
+    def gradients(self, request: ModelRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, float]]:
+        """Full-batch gradients of the mean training loss, kept here under `request.handle`."""
+        if not self.batched or not request.clients:
+            return super().gradients(request, *arrays)
+        clients, width = request.clients, self.setup.evaluation.batch
+        with self._failing_together(clients, request.round, "computing gradients"):
+            side = self._device_side(arrays)
+            places = self.places.get(clients, "train")
+            at = request.models.stack(clients, side)
+            under = self._sum_of_outputs(request.on_top_of, clients, side, places)
+            batches = [
+                [places.starts[i] + np.arange(a, min(a + width, size)) for a in range(0, int(size), width)]
+                for i, size in enumerate(places.sizes)
+            ]
+            work = Work(
+                start=lambda some: at.of(some, self.device),
+                batches=batches,
+                rows=places.rows,
+                seeds=[0] * len(clients),
+                tables={} if under is None else {"frozen": under},
+            )
+            gradient, objective = self.parts.training.gradients(work)
+            measured = self._measured(objective, gradient)
+            arrived = np.flatnonzero(np.isfinite(measured).all(axis=1))
+            kept = gradient if len(arrived) == len(clients) else taken(gradient, arrived, self.device)
+            self._results[request.handle] = SlabResults([clients[i] for i in arrived], kept)  # type: ignore[assignment]
+        return [(float(loss), float(largest)) for loss, largest in measured]
+
+    def evaluate(self, request: EvaluateRequest, *arrays: npt.NDArray[Any]) -> list[dict[str, float]]:
+        """Per-client metrics; a client without samples in this split has none."""
+        if not self.batched:
+            return super().evaluate(request, *arrays)
+        clients = request.clients
+        with self._failing_together(clients, request.round, f"evaluation on {request.split} data"):
+            side = self._device_side(arrays)
+            places = self.places.get(clients, request.split)
+            rows: list[dict[str, float]] = [{"samples": int(size)} for size in places.sizes]
+            if not len(places):
+                return rows
+            outputs = self._predicted(request, side, places)
+            y = self.parts.model.samples.targets(places.rows)
+            losses = self.forward.losses_of_prediction(outputs, y, request.combine)
+            losses = losses.reshape(len(losses), -1).mean(dim=1) if losses.dim() > 1 else losses
+            flat = outputs.reshape(len(outputs), -1)
+            # One copy; metrics are computed by the processor, from a few numbers a sample.
+            found = torch.cat([flat, losses[:, None].to(flat.dtype)], dim=1).cpu()
+            targets = self.samples.host_targets(places.index)
+            for row, start, size in zip(rows, places.starts, places.sizes, strict=True):
+                own = slice(int(start), int(start + size))
+                if size:
+                    said = found[own, :-1].reshape(int(size), *outputs.shape[1:])
+                    row |= client_metrics(
+                        said, targets[own], found[own, -1], self.setup.classes, self.setup.plugins
+                    )
+        return rows
+
+    def _predicted(self, request: EvaluateRequest, side: DeviceSide, places: Places) -> Tensor:
+        """(places, outputs) of the prediction, as `Forward.combined` has it client by client."""
+        clients, count = request.clients, len(request.models)
+        each = [encoded.stack(clients, side) for encoded in request.models]
+        weights = np.ones((len(clients), count))
+        if request.weights is not None:
+            weights = np.array([request.weights.resolve(client, side.side) for client in clients])
+        weights = weights * np.stack([models.present(len(clients)) for models in each], axis=1)
+        empty = np.flatnonzero((weights == 0).all(axis=1) & (places.sizes > 0))
+        if len(empty):
+            raise ClientFailure(
+                clients[int(empty[0])], request.round, f"evaluation on {request.split} data",
+                "ValueError: there is no model to predict with",
+            )  # fmt: skip
+        sums = weights.sum(axis=1)
+        plain = bool(np.isin(weights, (0.0, 1.0)).all())
+        divides = request.combine != "logit_sum" and not (sums == 1.0).all()
+        sent = torch.from_numpy(np.concatenate([weights, np.maximum(sums, 1e-300)[:, None]], axis=1)).to(
+            self.device
+        )
+        by_place = sent.to(torch.float32).index_select(0, places.owner)
+        total: Tensor | None = None
+        for m, models in enumerate(each):
+            used = weights[:, m] != 0
+            if not used.any():
+                continue
+            outputs = self._as_combined(self._outputs_where(models, used, places), request.combine)
+            if not (plain and used.all()):
+                outputs = outputs * by_place[:, m : m + 1].reshape([-1] + [1] * (outputs.dim() - 1))
+            total = outputs if total is None else total + outputs
+        assert total is not None
+        return total / by_place[:, -1:].reshape([-1] + [1] * (total.dim() - 1)) if divides else total
+
+    def _outputs_where(self, models: Stacked, used: npt.NDArray[np.bool_], places: Places) -> Tensor:
+        """Outputs for clients that use a model; the others' are not computed where that spares much."""
+        if used.mean() > 0.5:
+            return self.outputs.of(models, places)
+        rows = np.zeros(len(used), np.int64) if models.rows is None else models.rows
+        values = models.values[None] if models.rows is None else models.values
+        return self.outputs.of(Stacked(values, np.where(used, rows, -1)), places)
+
+    def _as_combined(self, outputs: Tensor, combine: str) -> Tensor:
+        # A regression has no probabilities: there, all are the mean of the outputs.
+        if self.setup.classes is None:
+            return outputs
+        if combine == "probability_mean":
+            return outputs.softmax(dim=-1)
+        if combine == "vote":
+            classes = torch.arange(outputs.shape[-1], device=outputs.device)
+            return (outputs.argmax(dim=-1, keepdim=True) == classes).to(outputs.dtype)
+        return outputs
+
+    def map(self, request: MapRequest, *arrays: npt.NDArray[Any]) -> list[Any]:
+        """Run a pure client function; losses that it asks for are computed for all clients at once."""
+        if not self.batched:
+            return super().map(request, *arrays)
+        side, prefix, results = self._device_side(arrays), request.prefix, []
+        together = _LossesOfAll(self, request.clients)
+        for at, client in enumerate(request.clients):
+            with self._failing(client, request.round, request.stage):
+                inputs = {
+                    name: value.resolve(client, side.side) if isinstance(value, Encoded) else value
+                    for name, value in request.inputs.items()
+                }
+                whole, view = self.states.host(client), _StackedView(self.view(client), together, at)
+                own = {k.removeprefix(prefix): v for k, v in whole.items() if k.startswith(prefix)}
+                state, result = request.function(view, own, **inputs)
+                others: State = {k: v for k, v in whole.items() if not k.startswith(prefix)}
+                self.states.put_host(client, others | {f"{prefix}{k}": v for k, v in state.items()})
+                results.append((result, view.forwards))
+        return results
+
+    # --- models that stayed here --------------------------------------------------------------------------
+
+    def _held(self, handle: str, clients: Sequence[int]) -> tuple[Tensor, Positions] | None:
+        """(models, row of each client, -1 without one) of a call; None if it went client by client."""
+        made: Any = self._results.get(handle)
+        if not isinstance(made, SlabResults):
+            return None
+        return made.values_on_device, np.array([made.row.get(client, -1) for client in clients], np.int64)
+
+    def columns(
+        self, handle: str, clients: list[int], columns: npt.NDArray[np.int64] | None
+    ) -> npt.NDArray[np.float32]:
+        """(clients, columns) of the models; a client without one has zeros."""
+        held = self._held(handle, clients)
+        if held is None:
+            return super().columns(handle, clients, columns)
+        models, rows = held
+        chosen = models
+        if columns is not None:
+            chosen = chosen.index_select(1, torch.from_numpy(np.array(columns)).to(self.device))
+        table = np.zeros((len(clients), chosen.shape[1]), np.float32)
+        there = np.flatnonzero(rows >= 0)
+        if len(there):
+            table[there] = taken(chosen, rows[there], self.device).cpu().numpy()
+        return table
+
+    def distances(
+        self, handle: str, clients: list[int], to: Encoded, *arrays: npt.NDArray[Any]
+    ) -> list[float]:
+        """Euclidean distance of each client's model to its reference, in float64."""
+        held = self._held(handle, clients)
+        if held is None or not clients:
+            return super().distances(handle, clients, to, *arrays)
+        models, rows = held
+        other = to.stack(clients, self._device_side(arrays))
+        found = np.full(len(clients), np.nan)
+        there = np.flatnonzero((rows >= 0) & other.present(len(clients)))
+        if len(there):
+            own = taken(models, rows[there], self.device).to(torch.float64)
+            away = own - other.of(there, self.device)
+            found[there] = away.square().sum(dim=1).sqrt().cpu().numpy()
+        return [float(value) for value in found]
+
+    def combine(
+        self,
+        handle: str,
+        clients: list[int],
+        weights: npt.NDArray[np.float64],
+        exponents: npt.NDArray[np.int64],
+        columns: tuple[int, int],
+    ) -> PartialSums:
+        """Fixed-point partial sums of this block's models, added on the device: the same integers as anywhere."""
+        held = self._held(handle, clients)
+        if held is None:
+            return super().combine(handle, clients, weights, exponents, columns)
+        (models, row_of), (start, stop) = held, columns
+        there = np.flatnonzero(row_of >= 0)
+        rows = used_rows(weights[:, there])
+        factors = weights[rows][:, there] * np.exp2(exponents[rows].astype(np.float64))[:, None]
+        # One copy: for each sum the rows of its members, and what they are multiplied with.
+        members = [np.flatnonzero(factor) for factor in factors]
+        sent = torch.from_numpy(
+            np.concatenate(
+                [np.zeros(0), *(row_of[there[at]] for at in members), *map(np.take, factors, members)]
+            )
+        ).to(self.device)
+        sizes = [len(at) for at in members]
+        totals = torch.zeros(len(rows), stop - start, dtype=torch.int64, device=self.device)
+        pieces = sent.split([*sizes, *sizes])
+        for k, size in enumerate(sizes):
+            at, factor = pieces[k].to(torch.int64), pieces[len(sizes) + k]
+            width = max(1, SCRATCH // size)
+            for first in range(start, stop, width):
+                last = min(first + width, stop)
+                values = models[:, first:last].index_select(0, at).to(torch.float64)
+                products = values.mul_(factor[:, None]).round_().to(torch.int64)
+                totals[k, first - start : last - start] = products.sum(dim=0)
+        return rows, totals.cpu().numpy()
+
+    def _failing_together(self, clients: Sequence[int], round: int, stage: str) -> Any:
+        """Whatever goes wrong says which round and stage; the client is the first of those computed together."""
+        first = clients[0] if clients else -1
+        others = f" (with {len(clients) - 1} others as one batched model)" if len(clients) > 1 else ""
+        return self._failing(first, round, f"{stage}{others}")
+
+
+class _LossesOfAll:
+    """Sample losses under models that a client function asks for: all clients' at the first call, one copy."""
+
+    def __init__(self, block: StackedBlock, clients: Sequence[int]) -> None:
+        self._block, self._clients = block, clients
+        self._known: dict[Hashable, npt.NDArray[np.float32]] = {}
+
+    def of(self, at: int, models: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """(samples, K) losses of the client at one position."""
+        block = self._block
+        values, key = block.uploads.get(models)
+        shared = Stacked(values, None, key)
+        if key is None:  # models that this client made for itself
+            own = block.places.get([self._clients[at]], "train")
+            return block.sample_losses(shared, own).cpu().numpy()
+        places = block.places.get(self._clients, "train")
+        if key not in self._known:
+            self._known[key] = block.sample_losses(shared, places).cpu().numpy()
+        start = int(places.starts[at])
+        return self._known[key][start : start + int(places.sizes[at])]
+
+
+class _StackedView(ClientView):
+    """A client as its own code sees it."""
+
+    def __init__(self, plain: ClientView, together: _LossesOfAll, at: int) -> None:
+        self.__dict__.update(plain.__dict__)
+        self._together, self._at = together, at
+
+    def sample_losses(self, models: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """(samples, K) training losses under each model."""
+        self.forwards += self.size * len(models)
+        return self._together.of(self._at, models)

@@ -1,0 +1,285 @@
+"""One module for many models: forward passes and gradients of all clients of a device, as batched operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipelago.strategies.penalties import Penalty
+from lightning_modules.engines.objective import follows_contract
+from lightning_modules.engines.stacked.layers import (
+    BatchContext,
+    batched_copy,
+    count_dropouts,
+    reason_against_layers,
+)
+from lightning_modules.engines.stacked.optimizers import reason_against_optimizer
+from lightning_modules.engines.stacked.samples import DeviceSamples
+from lightning_modules.flat import FlatModel
+
+PASS = 16_384  # samples in a forward pass of one model at most
+VALUES = 2**28  # numbers of the widest activation in a forward pass at most: 1 GB
+
+Batch = dict[str, Tensor]  # what one step needs for each client, by name
+Anchors = list[dict[str, tuple[Tensor, bool]]]  # of each penalty: a value, and whether all clients share it
+
+
+def is_per_sample(penalty: Penalty) -> bool:
+    """Whether a penalty of outputs is a mean over the samples of a batch, as it declares (`per_sample = True`)."""
+    return not penalty.outputs or bool(getattr(penalty, "per_sample", False))
+
+
+class BatchedModel:
+    """The module of a block as a function of flat models, one for all rows or one for each client.
+
+    `exact` samples to a pass, filled up, keep every shape that a kernel sees the same, whatever clients are in a block.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        samples: DeviceSamples,
+        *,
+        unfold: bool,
+        bf16: bool = False,
+        exact: int | None = None,
+        compiles: bool = False,
+    ) -> None:
+        self.samples, self.device, self.spec = samples, model.device, model.spec
+        self.parameters = model.spec.parameters
+        self._context = BatchContext()
+        self._module = batched_copy(model.module, self._context, unfold=unfold)
+        self._loss: Callable[..., Tensor] = self._module.loss  # type: ignore[assignment]
+        self.dropouts = count_dropouts(self._module)
+        self._bf16, self.exact = bf16, exact is not None
+        self._entries = model.spec.entries
+        self._sizes = [entry.stop - entry.start for entry in self._entries]
+        self._buffers = [entry.name for entry in self._entries if entry.kind == "buffer"]
+        self.rows_of_a_pass = self._pass_size() if exact is None else exact
+        self.compiles = compiles
+        self._compiled: dict[
+            tuple[str, ...] | None, Any
+        ] = {}  # gradients without penalties, by form of the batch
+
+    # --- forward ------------------------------------------------------------------------------------------
+
+    def _tensors(self, theta: Tensor, buffers: Tensor) -> dict[str, Tensor]:
+        """The tensors of one model by name, as views."""
+        count = sum(entry.kind == "parameter" for entry in self._entries)
+        pieces = list(theta.split(self._sizes[:count]))
+        pieces += list(buffers.split(self._sizes[count:])) if self._buffers else []
+        return {
+            entry.name: piece.reshape(entry.shape) for entry, piece in zip(self._entries, pieces, strict=True)
+        }
+
+    def _outputs(self, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
+            outputs: Tensor = torch.func.functional_call(self._module, self._tensors(theta, buffers), (x,))
+        return outputs.float()
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode, no padded rows to look out for, no graph."""
+        context = self._context
+        context.mask = context.length = context.keys = None
+        self._module.eval()
+        with torch.no_grad():
+            yield
+
+    def forward_one(self, model: Tensor, rows: Tensor) -> Tensor:
+        """(N, outputs) of one model on some samples."""
+        theta, buffers = model[: self.parameters], model[self.parameters :]
+        step, found = self.rows_of_a_pass, []
+        with self._evaluating():
+            for start in range(0, len(rows), step):
+                part = rows[start : start + step]
+                real = len(part)
+                if self.exact and real < step:
+                    part = torch.cat([part, part[:1].expand(step - real)])
+                found.append(self._outputs(theta, buffers, self.samples.inputs(part))[:real])
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def forward_many(self, models: Tensor, rows: Tensor) -> Tensor:
+        """(n, L, outputs) of n models, each on its own L samples."""
+        theta, buffers = models[:, : self.parameters], models[:, self.parameters :]
+        step = max(1, self.rows_of_a_pass // max(len(models), 1))
+        with self._evaluating():
+            batched = torch.func.vmap(self._outputs)
+            found = [
+                batched(theta, buffers, self.samples.inputs(rows[:, start : start + step]))
+                for start in range(0, rows.shape[1], step)
+            ]
+        return torch.cat(found, dim=1)
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """One loss per sample."""
+        losses = self._loss(outputs, y, reduction="none")
+        return losses.reshape(len(losses), -1).mean(dim=1) if losses.dim() > 1 else losses
+
+    def _pass_size(self) -> int:
+        """Samples of a forward pass: as many as keep the widest activation below `VALUES` numbers."""
+        widest = int(np.prod(self.samples.shape, dtype=np.int64))
+
+        def look(layer: Any, given: Any, made: Any) -> None:
+            nonlocal widest
+            if isinstance(made, Tensor):
+                widest = max(widest, made.numel())
+
+        hooks = [layer.register_forward_hook(look) for layer in self._module.modules()]
+        try:
+            with self._evaluating():
+                self._module(torch.zeros(1, *self.samples.shape, device=self.device))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return max(1, min(PASS, VALUES // max(widest, 1)))
+
+    # --- gradients ----------------------------------------------------------------------------------------
+
+    def objective(self, terms: Sequence[Penalty]) -> Callable[..., tuple[Tensor, Any]]:
+        """The objective of one client on one batch: (value, (value, new buffers)), to be differentiated by theta."""
+
+        def objective(
+            theta: Tensor, buffers: Tensor, batch: Batch, anchors: list[dict[str, Tensor]]
+        ) -> tuple[Tensor, Any]:
+            context, weights = self._context, batch["weights"]
+            context.mask, context.length = (weights > 0).to(weights.dtype), batch["length"]
+            context.keys, context.updates = batch.get("keys"), {}
+            own = self._outputs(theta, buffers, batch["x"])
+            outputs = own + batch["frozen"] if "frozen" in batch else own
+            outputs = outputs * batch["scale"] if "scale" in batch else outputs
+            losses = self.losses(outputs, batch["y"])
+            if "sample_weights" in batch:
+                losses = losses * batch["sample_weights"]
+            value = (losses * weights).sum()
+            for number, (penalty, given) in enumerate(zip(terms, anchors, strict=True)):
+                seen = {name: batch[f"{number}.{name}"] for name in penalty.outputs}
+                value = value + _penalty(penalty, theta, own, given, seen, weights)
+            updates = [context.updates.get(name) for name in self._buffers]
+            # Nothing of this batch stays behind: its tensors belong to the transforms around this function.
+            context.mask = context.length = context.keys = None
+            context.updates = {}
+            return value, (value, self._new_buffers(buffers, updates))
+
+        return objective
+
+    def _new_buffers(self, buffers: Tensor, updates: list[Tensor | None]) -> Tensor:
+        if all(update is None for update in updates):
+            return buffers
+        kept = buffers.split(self._sizes[len(self._sizes) - len(self._buffers) :])
+        return torch.cat(
+            [old if new is None else new.reshape(-1) for old, new in zip(kept, updates, strict=True)]
+        )
+
+    def gradient(self, terms: Sequence[Penalty], batch: Batch, anchors: Anchors) -> Callable[..., Any]:
+        """All clients' gradients: (n, parameters), (n,) values, (n, buffers), for batches of this form."""
+        dimensions = [{name: None if shared else 0 for name, (_, shared) in each.items()} for each in anchors]
+        form = None if terms or not self.compiles else tuple(sorted(batch))
+        batched = self._compiled.get(form)
+        if batched is None:
+            differentiated = torch.func.grad(self.objective(terms), has_aux=True)
+            batched = torch.func.vmap(differentiated, in_dims=(0, 0, dict.fromkeys(batch, 0), dimensions))
+        if form is not None and form not in self._compiled:
+            # On a GPU this replays CUDA graphs: launching kernels is what a small network's step costs there.
+            mode = "reduce-overhead" if self.device.type == "cuda" else None
+            batched = self._compiled[form] = torch.compile(batched, mode=mode)
+        values = [{name: value for name, (value, _) in each.items()} for each in anchors]
+
+        def compute(theta: Tensor, buffers: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+            with torch.no_grad():  # gradients come from torch.func; a second graph would only cost
+                gradient, (value, new) = batched(theta, buffers, batch, values)
+            return gradient, value.detach(), new.detach()
+
+        return compute
+
+    def training(self, step: int, shortest: int = 2) -> None:
+        """The next passes are those of a step of local training whose shortest batch has so many rows."""
+        self._module.train()
+        self._context.step, self._context.shortest = step, min(shortest, 2)
+
+    def evaluating(self) -> None:
+        """The next passes move no statistics and draw nothing."""
+        self._module.eval()
+
+
+def _penalty(
+    penalty: Penalty, theta: Tensor, own: Tensor, anchors: dict[str, Tensor], seen: Batch, weights: Tensor
+) -> Tensor:
+    """A term of the objective; one of outputs is asked sample by sample, so that rows that fill up count nothing."""
+    if not seen:
+        return penalty.value(theta, {**anchors, "own_outputs": own})
+
+    def of_sample(outputs: Tensor, others: Batch) -> Tensor:
+        rows = {name: value.unsqueeze(0) for name, value in others.items()}
+        return penalty.value(theta, {**anchors, **rows, "own_outputs": outputs.unsqueeze(0)})
+
+    return (torch.func.vmap(of_sample)(own, seen) * weights).sum()
+
+
+# -- What cannot be batched -----------------------------------------------------------------------------------
+
+
+def reason_against(model: FlatModel) -> str:
+    """Why a module's clients cannot be trained as one batched model, as far as it can be read off; else empty."""
+    if not follows_contract(model.module):
+        return f"{type(model.module).__name__} has no per-sample loss"
+    return reason_against_optimizer(model) or reason_against_layers(model.module)
+
+
+def probe(batched: BatchedModel, start: Tensor) -> str:
+    """Why torch cannot batch a module, found by trying a step of two clients: the layer and what it says; else empty.
+
+    Also whether a row's outputs depend on the rows beside it: then rows that fill a batch up would change results.
+    """
+    last = ["", ""]
+    module = batched._module
+
+    def entered(name: str) -> Callable[..., None]:
+        def note(layer: Any, given: Any) -> None:
+            last[:] = [name, type(layer).__name__]
+
+        return note
+
+    hooks = [layer.register_forward_pre_hook(entered(name)) for name, layer in module.named_modules() if name]
+    compiles, batched.compiles = batched.compiles, False  # for a step of two clients it is not worth it
+    try:
+        first, second = (_probe_step(batched, start, other) for other in (1, 2))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the module raises under vmap is the reason, and is reported as such
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        where = f"layer '{last[0]}' ({last[1]})" if last[0] else f"{type(module).__name__}.forward"
+        return f"torch cannot batch {where}: {said}"
+    finally:
+        batched.compiles = compiles
+        for hook in hooks:
+            hook.remove()
+    if not torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True):
+        return f"{type(module).__name__} lets the rows of a batch change each other's gradients"
+    return ""
+
+
+def _probe_step(batched: BatchedModel, start: Tensor, other: int) -> Tensor:
+    """The gradients of two clients whose batches are sample 0 and a row that does not count."""
+    samples = batched.samples
+    index = torch.tensor([[0, min(other, len(samples) - 1)]] * 2, dtype=torch.int32).to(samples.rows_device)
+    weights = torch.tensor([[1.0, 0.0]] * 2, device=batched.device)
+    batch: Batch = {
+        "x": samples.inputs(index),
+        "y": samples.targets(index),
+        "weights": weights,
+        # Two rows, so that BatchNorm has something to divide by: only that the row counts for nothing matters.
+        "length": weights.sum(dim=1) + 1,
+    }
+    if batched.dropouts:
+        batch["keys"] = torch.zeros(2, batched.dropouts, dtype=torch.int64, device=batched.device)
+    models = start.expand(2, -1)
+    theta, buffers = models[:, : batched.parameters].clone(), models[:, batched.parameters :].clone()
+    batched.training(0)
+    gradient, _, _ = batched.gradient([], batch, [])(theta, buffers, batch)
+    return gradient
