@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from actors.block import ClientBlock
+from actors.blocks import make_block
 from actors.compute import BlockDevice, compute_of
 from actors.devices import CONTEXT, allocator_fraction, claim_device, mps_directory, refused_by_tier
 from actors.session import InProcessSession
@@ -145,13 +148,12 @@ def test_session_in_process_takes_the_gpu_that_torch_sees_and_gives_its_flags_ba
     monkeypatch.setattr("actors.devices.torch_has_cuda", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     seen: list[tuple[str, dict[str, Any]]] = []
-    make = ClientBlock.__init__
 
-    def on_cpu(block: ClientBlock, setup: Any, clients: Any, x: Any, y: Any, device: str) -> None:
+    def on_cpu(setup: Any, clients: Any, x: Any, y: Any, device: str) -> ClientBlock:
         seen.append((device, flags()))
-        make(block, setup, clients, x, y)
+        return make_block(setup, clients, x, y)
 
-    monkeypatch.setattr(ClientBlock, "__init__", on_cpu)
+    monkeypatch.setattr("actors.blocks.make_block", on_cpu)
     before = flags()
     session = session_of("determinism=fast")
     assert [device for device, _ in seen] == ["cuda:0"] and session.gpus == 1.0
@@ -171,7 +173,7 @@ def test_session_that_cannot_be_made_gives_the_flags_back(
 ) -> None:
     monkeypatch.setattr("actors.devices.torch_has_cuda", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(ClientBlock, "__init__", lambda *_: 1 / 0)
+    monkeypatch.setattr("actors.blocks.make_block", lambda *_: 1 / 0)
     before = flags()
     with pytest.raises(ZeroDivisionError):
         session_of()
@@ -244,3 +246,54 @@ def test_client_failure_still_names_the_client(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(session.fleet.blocks[0].engine, "train", fails)
     with pytest.raises(ClientFailure, match="unspecified launch failure"):
         run(session, 1)
+
+
+# What torch refuses on a GPU under use_deterministic_algorithms(True), by the documentation of that function.
+REFUSED = re.compile(
+    r"aten\.(avg_pool3d_backward|_?adaptive_(avg|max)_pool\w*backward|fractional_max_pool\w*backward|max_unpool\w*"
+    r"|upsample_\w*backward|reflection_pad\w*backward|nll_loss2d\w*|_ctc_loss_backward|put_?|histc|median|kthvalue"
+    r"|grid_sampler\w*backward|cumsum|_embedding_bag\w*backward|scatter_reduce)\b"
+)
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations on floating-point numbers inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if any(isinstance(each, torch.Tensor) and each.is_floating_point() for each in args):
+            self.names.add(str(function))
+        return made
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        *(
+            (each, "cnn_digits")
+            for each in ("ifca+cam", "fedem", "wecfl+con+cks", "feddane", "femam", "fedsoft")
+        ),
+        ("fedavg", "resnet18"),
+        ("fedavg", "mobilenet_v2"),
+    ],
+)
+def test_default_tier_on_a_gpu_refuses_nothing_that_a_round_does(method: str, model: str) -> None:
+    """Seen on the CPU: the same operations, with convolutions as a GPU has them."""
+    engine = ("local.engine=stacked", "local.convolution=unfold", "determinism=seeded")
+    small = () if model == "cnn_digits" else ("local.steps=1", "local.batch=4", "clients=2")
+    with Operations() as seen:
+        run(session_of(f"method={method}", f"model={model}", *engine, *small), 1)
+    assert {"aten.im2col.default", "aten._log_softmax_backward_data.default"} <= seen.names
+    assert not [name for name in seen.names if REFUSED.match(name)]
+
+
+def test_bf16_with_the_engine_of_gpus_runs_on_a_cpu_and_says_so() -> None:
+    settings = ("method=ifca", "local.engine=stacked", "determinism=seeded")
+    plain, rounded = session_of(*settings), session_of(*settings, "precision=bf16")
+    assert rounded.compute().sentence == "CPU; engine stacked, precision bf16, determinism seeded"
+    losses = [run(session, 2)[-1].metrics["micro_loss"] for session in (plain, rounded)]
+    assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.05)
