@@ -100,7 +100,7 @@ def _set_flags(undo: list[Callable[[], None]], precision: str, tier: str) -> Non
         (torch.backends.cudnn, "benchmark", not deterministic),
         (torch.backends.cudnn, "deterministic", deterministic),
         # Filling memory that is overwritten anyway costs a kernel for each new tensor.
-        (torch.utils.deterministic, "fill_uninitialized_memory", False),  # type: ignore[attr-defined]  # made by torch
+        (torch.utils.deterministic, "fill_uninitialized_memory", False),
     ]
     for owner, name, value in wanted:
         undo.append(_setter(owner, name, getattr(owner, name)))

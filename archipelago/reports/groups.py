@@ -225,8 +225,8 @@ def make_groups(trials: Iterable[Trial], labels: Labels = registered_labels) -> 
 
 def _telling(trial: Trial, run: RunFiles) -> dict[str, Any]:
     """The settings that tell a run from those of other groups."""
-    settings = {key: value for key, value in flat(run.config).items() if not key.startswith(_ELSEWHERE)}
-    settings = {key: value for key, value in settings.items() if _ADDED.get(key, object()) != value}
+    given = {**_ADDED, **flat(run.config)}
+    settings = {key: value for key, value in given.items() if not key.startswith(_ELSEWHERE)}
     if run.chose_clusters:
         settings["clusters"] = _AUTO
     settings |= _taken_over(run)

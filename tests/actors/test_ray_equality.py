@@ -121,7 +121,7 @@ def test_five_actors_and_a_server_are_six_processes(five_actors: RaySession) -> 
     assert len({each["pid"] for each in where}) == 6
     assert [each.get("clients") for each in where] == [*five_actors.layout, None]
     assert sorted(len(block) for block in five_actors.layout) == [1, 1, 2, 2, 2]
-    assert five_actors.describe() == "8 clients on 5 Ray actors (1 to 2 each)"
+    assert five_actors.describe().startswith("8 clients on 5 Ray actors (1 to 2 each): CPU; engine loop")
     assert outcome(five_actors, run(five_actors, ROUNDS)) == in_process("method=local")
 
 

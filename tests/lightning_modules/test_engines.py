@@ -412,3 +412,53 @@ def test_where_there_is_no_room_to_remember_the_bits_are_the_same(monkeypatch):
             monkeypatch.setattr(block.samples.remembered, "capacity", capacity)
         found.append(outcome(session, run(session, 2)))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("name", ["loop", "trainer"])
+def test_bf16_rounds_the_forward_passes_and_keeps_values_in_float32(name):
+    """The step is the same to the precision of bf16 (8 bits), and not to that of float32."""
+    model, samples = setup()
+    jobs = jobs_for(model, on_top_of=on_top_of, penalties=penalties)
+    plain = results(name, model, samples, jobs)
+    model.precision = "bf16"
+    samples.forget()
+    rounded = results(name, model, samples, jobs)
+    for a, b, job in zip(plain, rounded, jobs, strict=True):
+        assert b.model.dtype == np.float32 and all(
+            value.dtype == np.float32 for value in b.optimizer_state.values()
+        )
+        assert not np.array_equal(a.model, b.model)
+        moved = np.linalg.norm(a.model - job.start)
+        assert np.linalg.norm(a.model - b.model) < 0.05 * moved
+        assert b.objective == pytest.approx(a.objective, rel=0.02)
+
+
+def test_bf16_outputs_of_frozen_models_are_float32():
+    model, samples = setup("cnn_cifar")
+    index, vector = np.arange(20), model.vector()
+    plain = objective.outputs_of(model, samples, vector, index)
+    model.precision = "bf16"
+    samples.forget()
+    rounded = objective.outputs_of(model, samples, vector, index)
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(plain, rounded)
+    torch.testing.assert_close(plain, rounded, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("precision", ["32", "tf32"])
+def test_precision_of_32_bits_or_tf32_leaves_the_forward_passes_alone(precision):
+    model, samples = setup()
+    jobs = jobs_for(model)
+    plain = results("loop", model, samples, jobs)
+    model.precision = precision  # tf32 is a flag of a GPU's products
+    for a, b in zip(plain, results("loop", model, samples, jobs), strict=True):
+        assert np.array_equal(a.model, b.model)
+
+
+def test_bf16_trainer_takes_the_users_own_precision_first():
+    model, samples = setup()
+    jobs = jobs_for(model, count=1)
+    plain = results("trainer", model, samples, jobs)
+    model.precision = "bf16"
+    engine = make_engine("trainer", model, samples, composed(LocalSettings)(trainer={"precision": "32-true"}))
+    assert np.array_equal(next(iter(engine.train(jobs))).model, plain[0].model)
