@@ -52,6 +52,7 @@ class IFCA(ClusteredModels):
     """Alternate r_i = argmin_k L(H_k, D_i) and FedAvg inside each cluster."""
 
     Options = IFCAOptions
+    compares_models = True
 
     @classmethod
     def check(cls, options: IFCAOptions, context: Context) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.placement import actor_count, capacity, client_costs, fits, layout
+from actors.placement import actor_count, capacity, fits, layout
 from archipelago.core.errors import UserError
-from archipelago.core.settings import FleetSettings, LocalSettings
+from archipelago.core.settings import FleetSettings
 from tests.support.errors import refused
 
 LAPTOP = {"CPU": 8.0}
@@ -88,12 +88,6 @@ def test_actor_count_refuses_what_does_not_fit_and_names_the_remedy(
     with refused("capacity", wanted=wanted, capacity=capacity) as caught:
         actor_count(fleet, 20, nodes)
     assert remedy in str(caught.value)
-
-
-def test_what_a_client_costs() -> None:
-    sizes = np.array([10, 32, 100])
-    assert client_costs(LocalSettings(steps=5, batch=32), sizes).tolist() == [50.0, 160.0, 160.0]
-    assert client_costs(LocalSettings(epochs=2, batch=32), sizes).tolist() == [20.0, 64.0, 200.0]
 
 
 def test_blocks_of_a_fixed_number_are_in_order() -> None:

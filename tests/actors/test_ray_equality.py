@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import ray
 
-import actors.fleet
 import actors.placement
 import actors.session
+import actors.trained
 from actors.ray_actors import RayFleet
 from actors.session import Plan, RaySession
 from archipelago.core.errors import ClientFailure, UserError
@@ -158,7 +158,7 @@ def test_actors_add_each_others_sums(
     alone = session_of("method=fedavg").fleet
     fleet = RayFleet(five_actors.clients[: len(LAYOUTS[layout])], LAYOUTS[layout], plan.server.sizes)
     start = alone.initial(1)[0]
-    monkeypatch.setattr(actors.fleet, "SUMS", 8 * 3 * -(-fleet.spec.size // 3))
+    monkeypatch.setattr(actors.trained, "SUMS", 8 * 3 * -(-fleet.spec.size // 3))
     received: list[Any] = []
     wait_for = RayFleet._wait_for
 
