@@ -240,6 +240,11 @@ class ExperimentSettings:
                            choices=("size", "uniform"))  # fmt: skip
     not_finite: str = setting("drop", "a client whose loss or model is not finite: drop it this round, or stop",
                               choices=("drop", "stop"))  # fmt: skip
+    idle_rounds: int = setting(
+        3,
+        "stop after this many rounds in a row in which no client delivered a finite update; 0: never",
+        at_least=0,
+    )
     storage: str = setting(
         "runs", "folder or object-store address (s3://...) under which runs and sweeps are made"
     )

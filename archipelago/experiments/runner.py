@@ -22,6 +22,7 @@ from archipelago.experiments.callbacks.base import Callback, CallbackList, LiveR
 from archipelago.experiments.callbacks.platform_callbacks import (
     Checkpoints,
     FigureData,
+    IdleRounds,
     ObjectStoreMirror,
     ProgressDisplay,
     RayMetrics,
@@ -168,6 +169,7 @@ class Drive:
                 *loggers_from(config),
                 *(LoggerCallback.around(logger) for logger in loggers),
                 RayMetrics(),
+                IdleRounds(),
                 self._checkpoints,
                 *([ObjectStoreMirror(mirror)] if mirror is not None else []),
                 FigureData(),

@@ -102,6 +102,7 @@ def figures_of(run: RunFiles) -> dict[str, Any]:
         "cluster_sizes": sizes[-1] if sizes else None,
         "rounds_done": run.metrics[-1]["round"] if run.metrics else 0,
         "seconds_per_round": statistics.median(seconds) if seconds else None,
+        "dropped_share": run.dropped_share,
     }
 
 
@@ -170,6 +171,10 @@ def _facts(figures: Mapping[str, Any], words: Vocabulary) -> list[str]:
         facts.append(
             f"Cost per participant and round, FedAvg = 1: {multiples}models received {down:.3g} and delivered {up:.3g} "
             f"({samples[0]} samples trained on, {samples[1]} only evaluated)."
+        )
+    if figures["dropped_share"]:
+        facts.append(
+            f"{100 * figures['dropped_share']:.3g} % of the updates were not finite and were dropped."
         )
     seconds = figures["seconds_per_round"]
     if seconds is not None:
