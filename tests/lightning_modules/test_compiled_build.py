@@ -61,9 +61,7 @@ def test_a_second_compiler_gives_the_same_bits(fresh, tmp_path):
     import shutil
 
     first = Path(build._compiler()[0]).resolve().name
-    other = next(
-        (c for c in ("clang", "gcc") if shutil.which(c) and not first.endswith(c) and c not in first), None
-    )
+    other = next((c for c in ("clang", "gcc") if shutil.which(c) and not first.endswith(c) and c not in first), None)
     if other is None:
         pytest.skip("one compiler only")
     fresh.setenv("CC", other)
@@ -126,9 +124,7 @@ def test_without_fma_the_loop_trains_and_it_is_said_once(fresh):
 
 def test_a_compiler_that_fails_is_said(fresh, tmp_path):
     fake = tmp_path / "cc"
-    fake.write_text(
-        "#!/bin/sh\n[ \"$1\" = --version ] && echo fake 1.0 && exit 0\necho 'x: error: no' >&2\nexit 1\n"
-    )
+    fake.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo fake 1.0 && exit 0\necho 'x: error: no' >&2\nexit 1\n")
     fake.chmod(0o755)
     fresh.setenv("CC", str(fake))
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -148,18 +144,21 @@ def test_every_source_is_in_the_key_and_in_the_package():
     assert {each.name for each in folder.iterdir() if each.suffix in (".c", ".h")} == set(build.SOURCES)
 
 
+def _library_of_the_compiler(name):
+    command = [build._compiler()[0], f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
 @needs_kernels
 @pytest.mark.slow
 def test_kernels_under_the_sanitizers(tmp_path):
     """AddressSanitizer (gaps between tensors are forbidden memory) and UBSan, on the numerical tests."""
-    compiler = build._compiler()[0]
-    asan = subprocess.run(
-        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True
-    ).stdout.strip()
-    if not Path(asan).is_file():
+    # libstdc++ beside it, so that exceptions of libraries that bring their own are found.
+    preloaded = [_library_of_the_compiler(name) for name in ("libasan.so", "libstdc++.so")]
+    if not all(Path(each).is_file() for each in preloaded):
         pytest.skip("the compiler has no AddressSanitizer to preload")
     for instructions in ABLE:
-        environment = {**os.environ, "ARCHIPELAGO_KERNELS": f"{instructions}+sanitize", "LD_PRELOAD": asan,
+        environment = {**os.environ, "ARCHIPELAGO_KERNELS": f"{instructions}+sanitize", "LD_PRELOAD": " ".join(preloaded),
                        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1", "XDG_CACHE_HOME": str(tmp_path)}  # fmt: skip
         command = [sys.executable, "-m", "tests.support.compiled_sanitized"]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -168,7 +168,8 @@ def penalties(
     if value.requires_grad:
         value.backward()
     if own.grad is not None:
-        arena.library.add_to_outputs(arena.pointer, batch, own.grad.contiguous().numpy().ctypes.data)
+        slopes = np.ascontiguousarray(own.grad.numpy())
+        arena.library.add_to_outputs(arena.pointer, batch, slopes.ctypes.data)
     return float(value.detach()), None if live.grad is None else live.grad.numpy()
 
 
