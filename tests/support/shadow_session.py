@@ -59,12 +59,13 @@ def shadow_session(
     checkpoint: Checkpoint | None = None,
     memory: int = 80 * 2**30,
     trace: bool = False,
+    dry: bool = False,
 ) -> Iterator[ShadowSession]:
     """The plan's session on a shadow device of `memory` bytes, which it gets as it would get a GPU."""
     fleet = dataclasses.replace(plan.fleet, gpus=1.0)
     plan = dataclasses.replace(plan, fleet=fleet, block=dataclasses.replace(plan.block, gpus=1.0))
     reach = InProcessFleet._reach
-    with ShadowDevice(memory, trace=trace) as device:
+    with ShadowDevice(memory, trace=trace, dry=dry) as device:
 
         def counted(self: InProcessFleet, method: str, *args: Any, **kwargs: Any) -> Any:
             with device.stage(method):
