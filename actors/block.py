@@ -14,10 +14,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from actors.best import Negative, Search, best_of_all
 from actors.client_states import ClientStates, State
+from actors.compute import BlockDevice
+from actors.devices import effective_tier, mps_directory, refused_by_tier, torch_has_cuda
 from actors.forward import ClientView, Forward
 from actors.metrics import client_metrics
-from actors.requests import BlockSetup, ClientSamples, EvaluateRequest, MapRequest, ModelRequest, TrainRequest
+from actors.requests import (
+    BestRequest,
+    BlockSetup,
+    ClientSamples,
+    EvaluateRequest,
+    MapRequest,
+    ModelRequest,
+    TrainRequest,
+)
 from actors.wire import ClientSide, Encoded, model_key, resolved
 from archipelago.core.errors import ClientFailure, UserError
 from archipelago.core.plugins import load_plugins
@@ -25,7 +36,14 @@ from archipelago.core.randomness import generator, torch_seed
 from archipelago.strategies.parameters import PartialSums, Vector, partial_sums, used_rows
 from archipelago.strategies.penalties import Penalty
 from lightning_modules.base import build_module
-from lightning_modules.engines import Term, TrainJob, TrainResult, make_engine
+from lightning_modules.engines import (
+    Term,
+    TrainJob,
+    TrainResult,
+    check_precision,
+    engine_entry,
+    make_engine,
+)
 from lightning_modules.flat import FlatModel, tensor_of
 from lightning_modules.samples import Samples
 
@@ -48,7 +66,9 @@ class ClientBlock:
         self.clients = clients
         used = [np.concatenate([c.train, c.validation, c.test]) for c in clients.values()]
         used += list(setup.holdout)
-        self.model = FlatModel(self._fresh_module(torch_seed(setup.seed, "template")), device)
+        module = self._fresh_module(torch_seed(setup.seed, "template"))
+        self.model = FlatModel(module, device, setup.precision)
+        check_precision(setup.precision, setup.local.engine, self.model.device.type)
         self.samples = Samples(
             x,
             y,
@@ -65,10 +85,19 @@ class ClientBlock:
         self.engine = make_engine(setup.local.engine, self.model, self.samples, setup.local)
         self.states = ClientStates(clients)
         self._results: dict[str, dict[int, Vector]] = {}  # by handle and client, until the round ends
+        self._searches: dict[str, Search] = {}  # by the owner of the models
 
     def _fresh_module(self, seed: int) -> Any:
         setup = self.setup
         return build_module(setup.model, setup.local, setup.input_shape, setup.classes, seed)
+
+    def computes_on(self, name: str, identity: str = "") -> BlockDevice:
+        """The device that this block is on, by its name and which of the cluster's it is."""
+        device = str(self.model.device)
+        entry = engine_entry(self.setup.local.engine, self.model.device.type)
+        tier = effective_tier(self.setup.determinism, device, bool(entry.capabilities.get("exact")))
+        mps = mps_directory() is not None
+        return BlockDevice(device, name, identity, entry.name, tier, mps, torch_has_cuda())
 
     # --- transactions -----------------------------------------------------------------------------------
 
@@ -225,6 +254,28 @@ class ClientBlock:
                 table.append(row)
         return np.asarray(table, np.float64).reshape(len(request.clients), -1)
 
+    def best(self, request: BestRequest, *arrays: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """(clients, 3): the model of least mean training loss, that loss, and how many samples went forward.
+
+        The same answer as from `losses`, which an engine that has all losses at once may give it from.
+        """
+        side, sizes = self._side(arrays), np.array([len(self.clients[c].train) for c in request.clients])
+        if not request.clients or not self.forward.never_negative:
+            return best_of_all(self.losses(request, *arrays), sizes)
+        search = self._searches.setdefault(request.owner, Search(self.forward))
+        search.start(request.models.resolve(request.clients[0], side), plain=not request.on_top_of)
+        table = []
+        for client in request.clients:
+            with self._failing(client, request.round, "computing losses"):
+                index = self.clients[client].train
+                under = self.forward.sum_of_outputs(_existing(request.on_top_of, client, side), index)
+                first = -1 if request.first is None else int(request.first.resolve(client, side))
+                try:
+                    table.append(search.best(client, index, under, first))
+                except Negative:  # its module said that there are none
+                    return best_of_all(self.losses(request, *arrays), sizes)
+        return np.asarray(table, np.float64)
+
     def gradients(self, request: ModelRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, float]]:
         """Full-batch gradients of the mean training loss, kept here under `request.handle`."""
         side, results = self._side(arrays), self._results.setdefault(request.handle, {})
@@ -250,7 +301,8 @@ class ClientBlock:
         total = 0.0
         for start in range(0, len(index), chunk):
             x, y = self.samples.batch(index[start : start + chunk])
-            outputs = self.model.module(x)
+            with self.model.autocast():
+                outputs = self.model.module(x).float()
             outputs = outputs if under is None else outputs + under[start : start + chunk]
             loss = self.forward.losses(outputs, y).sum() / len(index)
             loss.backward()
@@ -375,7 +427,8 @@ class ClientBlock:
         except (ClientFailure, UserError):
             raise
         except Exception as error:
-            raise ClientFailure(client, round, stage, f"{type(error).__name__}: {error}") from error
+            failure = ClientFailure(client, round, stage, f"{type(error).__name__}: {error}")
+            raise refused_by_tier(error, self.setup.determinism) or failure from error
 
 
 def _existing(references: list[Encoded], client: int, side: ClientSide) -> list[Vector]:

@@ -9,7 +9,7 @@ import torch
 
 from actors.block import ClientBlock
 from actors.requests import BlockSetup, ClientSamples
-from lightning_modules.engines import ENGINES, default_engine
+from lightning_modules.engines import engine_entry
 
 
 def make_block(
@@ -20,8 +20,7 @@ def make_block(
     device: str = "cpu",
 ) -> ClientBlock:
     """A block for these clients on a device, as the engine of its local training asks for (`batched=True`)."""
-    name = setup.local.engine
-    entry = ENGINES.entry(default_engine(torch.device(device).type) if name == "auto" else name)
+    entry = engine_entry(setup.local.engine, torch.device(device).type)
     if entry.capabilities.get("batched"):
         from actors.stacked_block import StackedBlock
 

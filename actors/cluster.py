@@ -20,6 +20,27 @@ def cluster_address(fleet: FleetSettings) -> str | None:
     return fleet.address or os.environ.get("RAY_ADDRESS") or None
 
 
+def nodes_of(fleet: FleetSettings) -> list[dict[str, float]]:
+    """The resources of each node that a run would find, without starting a cluster for the answer."""
+    import ray
+
+    if ray.is_initialized():
+        return live_nodes()
+    if fleet.backend == "in_process" or cluster_address(fleet) in (None, "local"):
+        from actors.devices import machine_gpus
+
+        return [{"CPU": float(os.cpu_count() or 1), "GPU": float(machine_gpus())}]
+    with connected(fleet):
+        return live_nodes()
+
+
+def live_nodes() -> list[dict[str, float]]:
+    """The resources of every node that is alive, on the cluster that this process is connected to."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
 @contextmanager
 def connected(fleet: FleetSettings, name: str | None = None) -> Iterator[str]:
     """Be connected to Ray: an existing connection is used and left alone. Yields one line about it.

@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.requests import EvaluateRequest, MapRequest, ModelRequest, Request, TrainRequest
+from actors.requests import BestRequest, EvaluateRequest, MapRequest, ModelRequest, Request, TrainRequest
 from actors.rounds import Count, Ledger, RoundState
 from actors.trained import Trained
 from actors.wire import Wire, model_key
 from archipelago.core.errors import ClientFailure
-from archipelago.strategies.parameters import ModelSpec, PartialSums, Vector, add_sums, used_rows
+from archipelago.strategies.parameters import ModelSpec, PartialSums, Vector, add_sums
 from archipelago.strategies.penalties import Penalty
 from archipelago.strategies.references import Indices, Models, PerClient, Prediction, Reference, SampleWeights
 
 if TYPE_CHECKING:  # a server process has no use for Lightning, which a block imports
     from actors.block import ClientBlock
 
-SUMS = 64e6  # bytes of partial sums that travel at a time
 WILD = 1e9  # times the median magnitude: a model beyond this is diverging
 
 
@@ -42,10 +41,9 @@ class Fleet(ABC):
     def __init__(
         self, layout: Sequence[Sequence[int]], sizes: npt.NDArray[np.int64], not_finite: str = "drop"
     ) -> None:
-        self.layout = [np.asarray(block, np.int64) for block in layout]
+        self.layout: list[Indices] = []
         self._block_of = np.empty(len(sizes), np.int64)
-        for b, block in enumerate(self.layout):
-            self._block_of[block] = b
+        self.move(layout)
         self.all_sizes = sizes
         self.not_finite = not_finite
         self.ids: Indices = np.arange(len(sizes), dtype=np.int64)
@@ -53,6 +51,12 @@ class Fleet(ABC):
         self._round = RoundState()
         self.prefix = ""  # of slots, private models and initialisations, see `named`
         self._known: dict[str, ModelSpec] = {}  # shared by all views
+
+    def move(self, layout: Sequence[Sequence[int]]) -> None:
+        """Where the clients live from now on, for all views: between rounds, by who moved their states."""
+        self.layout[:] = [np.asarray(block, np.int64) for block in layout]
+        for b, block in enumerate(self.layout):
+            self._block_of[block] = b
 
     # --- reaching the blocks ----------------------------------------------------------------------------
 
@@ -199,8 +203,8 @@ class Fleet(ABC):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds this round spent waiting for the clients, by what they were asked."""
-        return self._round.seconds
+        """Seconds this round spent waiting for the clients, by what they were asked; `share_...`: of the work."""
+        return self._round.spent()
 
     @property
     def dropped(self) -> set[int]:
@@ -302,8 +306,34 @@ class Fleet(ABC):
         found = self._reach("losses", self._parts(request, clients), wire.arrays)
         table: npt.NDArray[np.float64] = self._table(found, clients, len(models))
         best = np.where(np.isfinite(table), table, np.inf).min(axis=1, initial=np.inf)
-        self._drop(self.ids[~np.isfinite(best)], "the assignment", "its loss was not finite under any model")
+        self._drop_unassigned(best)
         return table
+
+    def best(
+        self,
+        models: Models,
+        *,
+        on_top_of: Reference | Sequence[Reference] | None = None,
+        first: Indices | None = None,
+    ) -> tuple[Indices, npt.NDArray[np.float64]]:
+        """(n,) the model of least mean training loss for each client, and that loss."""
+        wire = Wire(self)
+        request = BestRequest(
+            round=self._round.number,
+            clients=self.ids.tolist(),
+            models=wire.encode(models),
+            on_top_of=wire.encode_all(on_top_of),
+            first=None if first is None else wire.encode(PerClient(np.asarray(first))),
+            owner=self.prefix,
+        )
+        clients = self.participants()
+        # What a deployment computes to find the best of K, however few of these passes are needed here.
+        self.ledger.compute(0.0, self.sizes * (len(models) + len(request.on_top_of)))
+        found = self._reach("best", self._parts(request, clients), wire.arrays)
+        chosen, loss, forwards = self._table(found, clients, 3).T
+        self._round.count_passes(forwards.sum(), float(self.sizes.sum()) * len(models))
+        self._drop_unassigned(loss)
+        return chosen.astype(np.int64), loss
 
     def gradients(
         self, at: Reference, *, on_top_of: Reference | Sequence[Reference] | None = None
@@ -370,25 +400,6 @@ class Fleet(ABC):
         self.ledger.compute(0.0, [forwards for _, forwards in results])
         return [result for result, _ in results]
 
-    def combine(
-        self, handle: str, weights: npt.NDArray[np.float64], exponents: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[slice, PartialSums]]:
-        """Fixed-point sums of the models under `handle` over all clients, some columns at a time.
-
-        No process ever holds more than a few pieces of `SUMS` bytes, whatever the number of models and blocks.
-        """
-        clients = {b: at for b, at in self.participants().items() if weights[:, at].any()}
-        if not clients:
-            return
-        width = max(1, int(SUMS // (8 * len(used_rows(weights)))))
-        pieces = [(start, min(start + width, self.spec.size)) for start in range(0, self.spec.size, width)]
-        calls = (
-            {b: (handle, self.names(at), weights[:, at], exponents, piece) for b, at in clients.items()}
-            for piece in pieces
-        )
-        for piece, sums in zip(pieces, self._summed("combine", calls), strict=True):
-            yield slice(*piece), sums
-
     def distances(self, handle: str, to: Reference) -> npt.NDArray[np.float64]:
         """Euclidean distance of each client's model under `handle` to its reference."""
         wire, clients = Wire(self), self.participants()
@@ -411,6 +422,10 @@ class Fleet(ABC):
             magnitude[finite & (magnitude > limit)] = np.inf
         bad = self.ids[~(np.isfinite(objective) & np.isfinite(magnitude))]
         self._drop(bad, stage, f"its loss or its {result} was not finite")
+
+    def _drop_unassigned(self, best: npt.NDArray[np.float64]) -> None:
+        bad = self.ids[~np.isfinite(best)]
+        self._drop(bad, "the assignment", "its loss was not finite under any model")
 
     def _drop(self, bad: Indices, stage: str, what: str) -> None:
         bad = bad[~np.isin(bad, list(self._dropped))]

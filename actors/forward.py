@@ -12,6 +12,7 @@ from torch import Tensor
 
 from archipelago.core.errors import UserError
 from archipelago.strategies.parameters import Vector
+from lightning_modules.base import FederatedModule
 from lightning_modules.engines.objective import default_losses, follows_contract, outputs_of
 from lightning_modules.flat import FlatModel
 from lightning_modules.samples import Samples
@@ -67,6 +68,13 @@ class Forward:
             )
         losses: Tensor = module.loss(outputs, y, reduction="none")
         return losses
+
+    @property
+    def never_negative(self) -> bool:
+        """Whether the module's losses are at least 0: cross-entropy and squared error are, and what says so."""
+        module = type(self.model.module)
+        own = getattr(module, "loss", None) is FederatedModule.loss
+        return own or bool(getattr(module, "loss_is_never_negative", False))
 
     def losses_of_prediction(self, outputs: Tensor, y: Tensor, combine: str) -> Tensor:
         """One loss per sample of what `combined` gave."""

@@ -24,6 +24,7 @@ class RoundReport:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     clients: Mapping[str, npt.NDArray[Any]] | None = None  # aligned columns, one of them "client"
     assignment: npt.NDArray[np.integer[Any]] | None = None  # cluster of client 0, 1, ...; -1 is unknown
-    timings: Mapping[str, float] = field(default_factory=dict)  # seconds by stage; "round" is the whole
+    # Seconds by stage, "round" the whole; `share_...`: the share of a stage's work that was done.
+    timings: Mapping[str, float] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     records: Mapping[str, Mapping[str, npt.NDArray[Any]]] = field(default_factory=dict)  # tables for figures

@@ -72,6 +72,14 @@ class ModelRequest(Request):
 
 
 @dataclass(frozen=True)
+class BestRequest(ModelRequest):
+    """Which of K models has the least loss for each of some clients."""
+
+    first: Encoded | None = None  # the model that is the best one most likely; -1: no idea
+    owner: str = ""  # whose models they are: what is remembered of one method's is of no use for another's
+
+
+@dataclass(frozen=True)
 class EvaluateRequest(Request):
     """Metrics of some clients under a prediction."""
 
@@ -103,9 +111,9 @@ class BlockSetup:
     classes: int | None
     mean: npt.NDArray[np.float32]
     std: npt.NDArray[np.float32]
-    gpus: float = 0.0
+    gpus: float = 0.0  # share of a device; the session sets it once fleet.gpus=auto is a number
     precision: str = "32"
-    determinism: str = "exact"
+    determinism: str = "auto"
     holdout: tuple[
         npt.NDArray[np.int64], ...
     ] = ()  # test samples of each ground-truth distribution, no client's

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from actors.placement import actor_count, capacity
+from actors.cluster import live_nodes
+from actors.placement import actor_count, bundle_of, capacity, idle_gpus
 from actors.ray_errors import SurfacedErrors
 from archipelago.core.errors import UserError
+from archipelago.core.settings import FleetSettings
 
 if TYPE_CHECKING:
     from actors.session import Plan
@@ -15,22 +18,37 @@ if TYPE_CHECKING:
 PATIENCE = 10.0  # seconds after which a fleet of free size takes what is there
 
 
-def reserve(plan: Plan, shrink: bool, wait: float) -> tuple[Any, int]:
+@dataclass(frozen=True)
+class Reserved:
+    """A placement group for a number of actors of resolved settings, and why GPUs stay idle beside it."""
+
+    group: Any
+    actors: int
+    fleet: FleetSettings
+    idle: str = ""
+
+
+def reserve(plan: Plan, shrink: bool, wait: float) -> Reserved:
     """A placement group and how many actors it is for, or the sentence that says why there is none."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    fleet, deadline = plan.fleet, time.monotonic() + wait
-    bundle = {"CPU": fleet.cpus, **({"GPU": fleet.gpus} if fleet.gpus else {})}
+    from actors.devices import torch_has_cuda
+
+    deadline = time.monotonic() + wait
+    fleet, count, nodes = count_when_possible(plan, shrink, deadline)
+    bundle = bundle_of(fleet)
     # Who did not say how many gets what is free, and need not wait for what others use.
     flexible = shrink or (fleet.actors is None and fleet.clients_per_actor is None)
-    count = count_when_possible(plan, shrink, deadline)
     while True:
         left = max(deadline - time.monotonic(), 1.0)
         group = placement_group([bundle] * count, strategy="PACK", name=unique(plan.title))
         try:
             with SurfacedErrors():
                 if group.wait(min(left, PATIENCE) if flexible else left):
-                    return group, count
+                    idle = idle_gpus(
+                        plan.fleet, fleet, len(plan.clients), count, nodes, cuda=torch_has_cuda()
+                    )
+                    return Reserved(group, count, fleet, idle)
         except BaseException:
             remove_placement_group(group)
             raise
@@ -39,23 +57,32 @@ def reserve(plan: Plan, shrink: bool, wait: float) -> tuple[Any, int]:
         if time.monotonic() >= deadline:
             each = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
             raise UserError(
-                f"Expected room for {count} client actor{'' if count == 1 else 's'} of {each} each, but the "
-                f"cluster is busy and has had room for {free} after {wait:g} s: wait until others are done, "
-                "or ask for less (fleet.actors, fleet.cpus, fleet.gpus)."
+                f"Expected capacity for {count} client actor{'' if count == 1 else 's'} of {each} each, but the "
+                f"cluster is busy and has had capacity for {free} after {wait:g} s: wait until others are done, "
+                f"or ask for less (fleet.actors, fleet.cpus, {'fleet.gpus' if plan.fleet.gpus else 'fleet.gpus=0'}).",
+                code="capacity",
+                wanted=count,
+                capacity=free,
             )
         if flexible:
             # One fewer at least: what is free may be scattered over devices and hold less than it seems.
             count = max(1, min(count - 1, free))
 
 
-def count_when_possible(plan: Plan, shrink: bool, deadline: float) -> int:
-    """How many actors to start; after a loss a cluster may be empty for a while, until nodes come back."""
-    import ray
+def count_when_possible(
+    plan: Plan, shrink: bool, deadline: float
+) -> tuple[FleetSettings, int, list[dict[str, float]]]:
+    """Resolved settings, how many actors to start, and the nodes of the cluster.
+
+    After a loss a cluster may be empty for a while, until nodes come back.
+    """
+    from actors.devices import torch_has_cuda
 
     while True:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        nodes = live_nodes()
         try:
-            return actor_count(plan.fleet, len(plan.clients), nodes, shrink=shrink)
+            fleet = plan.sized(nodes, cuda=torch_has_cuda())
+            return fleet, actor_count(fleet, len(plan.clients), nodes, shrink=shrink), nodes
         except UserError:
             if not shrink or time.monotonic() >= deadline:
                 raise

@@ -105,6 +105,7 @@ class RoundState:
         self.events: list[str] = []  # what a user should know of this round
         self.seconds: dict[str, float] = {}  # spent waiting for the clients, by what they were asked
         self.dropped: dict[str, set[int]] = {}  # by prefix: members of an ensemble drop for themselves
+        self.passes = (0.0, 0.0)  # samples that went forward to find the best of K models, and those of all K
         self.ledger = Ledger()
         self.objectives: dict[str, tuple[Indices, npt.NDArray[np.float64]]] = {}
         self.release()
@@ -125,6 +126,15 @@ class RoundState:
         """A name for the models that the next call makes."""
         self._handles += 1
         return f"{self._handles}:{slot}"
+
+    def count_passes(self, done: float, of: float) -> None:
+        """A search for the best of K models is over."""
+        self.passes = (self.passes[0] + done, self.passes[1] + of)
+
+    def spent(self) -> dict[str, float]:
+        """Seconds by stage; `share_best`: of all samples under all K models, how many the searches looked at."""
+        done, of = self.passes
+        return {**self.seconds, "share_best": done / of} if of else dict(self.seconds)
 
     @contextmanager
     def timed(self, method: str) -> Iterator[None]:

@@ -7,8 +7,9 @@ can be rebuilt from the last checkpoint, with fewer actors if the cluster has sh
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +17,10 @@ import numpy.typing as npt
 
 from actors import reservation
 from actors.client_states import State
-from actors.placement import client_costs, layout
+from actors.compute import BlockDevice, Compute, compute_of, without_gpu
+from actors.placement import Node, gpus_of, idle_gpus, layout, resolved
 from actors.ray_errors import ActorsLost, SurfacedErrors
+from actors.rebalancing import Rebalancing, expected_costs
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
 from actors.server import Server, ServerSetup
@@ -30,7 +33,11 @@ __all__ = ["ActorsLost", "Checkpoint", "InProcessSession", "Place", "Plan", "Ray
 
 @dataclass(frozen=True)
 class Plan:
-    """An experiment, ready to be brought to life on any fleet."""
+    """An experiment, ready to be brought to life on any fleet.
+
+    `fleet` is what the user asked for; `gpus` what each actor gets, where that is known already: a trial's share, or
+    what the run began with.
+    """
 
     server: ServerSetup
     block: BlockSetup
@@ -39,10 +46,18 @@ class Plan:
     x: npt.NDArray[Any]
     y: npt.NDArray[Any]
     title: str = "archipelago"
+    passes: float = 0.0  # of a participant's training samples through models, in a round, besides training
+    gpus: float | None = None
+
+    def sized(self, nodes: Sequence[Node], *, cuda: bool = True) -> FleetSettings:
+        """The fleet's settings on these nodes, with a number in place of `gpus=auto`."""
+        if self.gpus is not None:
+            return dataclasses.replace(self.fleet, gpus=self.gpus)
+        return resolved(self.fleet, len(self.clients), nodes, cuda=cuda)
 
     def costs(self) -> npt.NDArray[np.float64]:
-        """Cost of each client's round."""
-        return client_costs(self.block.local, self.server.sizes)
+        """What each client is expected to cost before each barrier, a row for each."""
+        return expected_costs(self)
 
 
 @dataclass(frozen=True)
@@ -73,6 +88,8 @@ class Snapshot(dict[str, Any]):
 class Session(Protocol):
     """What the runner needs of a live experiment."""
 
+    gpus: float  # of each block of clients
+
     def run_round(self, round: int) -> RoundReport:
         """One committed round."""
 
@@ -86,7 +103,10 @@ class Session(Protocol):
         """The layout of a model's values, without the models."""
 
     def describe(self) -> str:
-        """One line about where the clients live."""
+        """One line about where the clients live and what they compute on."""
+
+    def compute(self) -> Compute:
+        """What the clients compute on."""
 
     def shortfall(self) -> str:
         """What was asked for and could not be had; empty if all of it was."""
@@ -102,7 +122,7 @@ class InProcessSession:
         self, plan: Plan, checkpoint: Checkpoint | None = None, blocks: list[list[int]] | None = None
     ) -> None:
         from actors.blocks import make_block
-        from actors.devices import claim_device
+        from actors.devices import claim_device, machine_gpus, torch_has_cuda
         from actors.fleet import InProcessFleet
 
         if blocks is None:
@@ -110,16 +130,34 @@ class InProcessSession:
             if plan.fleet.clients_per_actor is not None:
                 count = -(-len(plan.clients) // plan.fleet.clients_per_actor)
             blocks = layout(plan.costs(), min(count, len(plan.clients)), plan.fleet.clients_per_actor)
-        device = claim_device(plan.fleet.gpus)
-        self._shortfall = _without_gpu([device] * len(blocks), plan.fleet.gpus)
-        made = [
-            make_block(plan.block, {c: plan.clients[c] for c in block}, plan.x, plan.y, device)
-            for block in blocks
-        ]
-        self.fleet = InProcessFleet(made, plan.server.sizes, plan.server.not_finite)
-        self.server = Server(plan.server, self.fleet, checkpoint.server if checkpoint else None)
-        if checkpoint:
-            self.fleet.restore(states_of(checkpoint.clients, range(len(plan.clients))))
+        # One process computes on one device, whatever number of blocks it simulates.
+        alone = dataclasses.replace(
+            plan, fleet=dataclasses.replace(plan.fleet, actors=1, clients_per_actor=None)
+        )
+        here, cuda = {"CPU": plan.fleet.cpus, "GPU": float(machine_gpus())}, torch_has_cuda()
+        sized = alone.sized([here], cuda=cuda)
+        self.gpus = gpus_of(sized)
+        setup = dataclasses.replace(plan.block, gpus=self.gpus)
+        self._claim = claim_device(self.gpus, setup.precision, setup.determinism)
+        try:
+            made = [
+                make_block(setup, {c: plan.clients[c] for c in block}, plan.x, plan.y, self._claim.device)
+                for block in blocks
+            ]
+            self._blocks = [
+                block.computes_on(self._claim.name, "here" if self.gpus else "") for block in made
+            ]
+            idle = ""
+            if plan.gpus is None:  # or the rest of this machine is not this run's to use
+                idle = idle_gpus(plan.fleet, sized, len(plan.clients), 1, [here], cuda=cuda, alone=True)
+            self._compute = compute_of(self._blocks, self.gpus, setup.precision, idle)
+            self.fleet = InProcessFleet(made, plan.server.sizes, plan.server.not_finite)
+            self.server = Server(plan.server, self.fleet, checkpoint.server if checkpoint else None)
+            if checkpoint:
+                self.fleet.restore(states_of(checkpoint.clients, range(len(plan.clients))))
+        except BaseException:
+            self.close()
+            raise
 
     def run_round(self, round: int) -> RoundReport:
         """One committed round."""
@@ -141,26 +179,20 @@ class InProcessSession:
     def describe(self) -> str:
         """One line."""
         count = len(self.fleet.layout)
-        return (
-            f"{len(self.fleet.all_sizes)} clients in this process ({count} block{'' if count == 1 else 's'})"
-        )
+        blocks = f"{count} block{'' if count == 1 else 's'}"
+        return f"{len(self.fleet.all_sizes)} clients in this process ({blocks}): {self._compute.sentence}"
+
+    def compute(self) -> Compute:
+        """What the clients compute on."""
+        return self._compute
 
     def shortfall(self) -> str:
         """A GPU that torch cannot use."""
-        return self._shortfall
+        return without_gpu(self._blocks, self.gpus)
 
     def close(self) -> None:
-        """Nothing was started."""
-
-
-def _without_gpu(devices: list[str], gpus: float) -> str:
-    """Said, never passed over: a GPU was asked for and promised, and torch cannot use it."""
-    missed = sum(device == "cpu" for device in devices) if gpus else 0
-    if not missed:
-        return ""
-    blocks = f"{missed} of {len(devices)} blocks of clients" if len(devices) > 1 else "The block of clients"
-    verb = "compute" if missed > 1 or len(devices) > 1 else "computes"
-    return f"{blocks} {verb} on the CPU although fleet.gpus={gpus:g}: torch sees no GPU there."
+        """Give the device back: torch's flags are those of the process again."""
+        self._claim.release()
 
 
 class RaySession:
@@ -172,6 +204,7 @@ class RaySession:
     """
 
     _held = 0  # number of the last snapshot
+    _rebalancing: Rebalancing | None = None  # None: clients stay where they are
 
     def __init__(
         self,
@@ -191,15 +224,25 @@ class RaySession:
         self.layout: list[list[int]] = []
         self.clients: list[Any] = []
         self.server: Any = None
-        self.devices: list[str] = []
-        self._gpus = plan.fleet.gpus
+        self.devices: list[BlockDevice] = []
+        self._precision = plan.block.precision
         try:
             if place is not None:
                 self._group, self._first = place.group, place.first
-                count = min(place.actors, len(plan.clients))
+                reserved = reservation.Reserved(
+                    place.group, min(place.actors, len(plan.clients)), plan.sized([])
+                )
             else:
-                self._group, count = reservation.reserve(plan, shrink, wait)
+                reserved = reservation.reserve(plan, shrink, wait)
+                self._group = reserved.group
+            count, self.gpus, self._idle = reserved.actors, gpus_of(reserved.fleet), reserved.idle
+            plan = dataclasses.replace(
+                plan, gpus=self.gpus, block=dataclasses.replace(plan.block, gpus=self.gpus)
+            )
             self.layout = layout(plan.costs(), count, plan.fleet.clients_per_actor)
+            self._samples = plan.clients
+            if count > 1 and plan.fleet.clients_per_actor is None:
+                self._rebalancing = Rebalancing(plan)
             self._start(plan, checkpoint, data or (ray.put(plan.x), ray.put(plan.y)))
         except BaseException:
             self.close()
@@ -214,7 +257,7 @@ class RaySession:
         fleet, started = plan.fleet, []
         for b, block in enumerate(self.layout):
             actor = ClientActor.options(  # type: ignore[attr-defined]
-                num_cpus=fleet.cpus, num_gpus=fleet.gpus, **self._place(b, f"{plan.title}/clients-{b}")
+                num_cpus=fleet.cpus, num_gpus=plan.gpus, **self._place(b, f"{plan.title}/clients-{b}")
             ).remote()
             self.clients.append(actor)
             samples = {c: plan.clients[c] for c in block}
@@ -244,7 +287,7 @@ class RaySession:
         for actor, block in (pair for pair, has in zip(pairs, done, strict=True) if not has):
             ray.get(actor.call.remote("restore", (states_of(clients, block),)))
 
-    def _when_started(self, started: list[Any]) -> list[str]:
+    def _when_started(self, started: list[Any]) -> list[Any]:
         """Wait for the actors. One whose node is gone waits for ever for its bundle of the group: that is a loss."""
         import ray
         from ray.util import placement_group_table
@@ -275,7 +318,49 @@ class RaySession:
         import ray
 
         with SurfacedErrors():
-            return ray.get(self.server.run_round.remote(round))
+            report: RoundReport = ray.get(self.server.run_round.remote(round))
+            return report if self._rebalancing is None else self._rebalanced(report, self._rebalancing)
+
+    def _rebalanced(self, report: RoundReport, rebalancing: Rebalancing) -> RoundReport:
+        """In the first rounds: what each actor took, and then the one move that follows."""
+        import ray
+
+        seconds = ray.get([actor.spent.remote() for actor in self.clients])
+        found = rebalancing.measured(report.round, self.layout, seconds)
+        if rebalancing.over:
+            self._rebalancing = None
+        if found is None:
+            return report
+        layout, share = found
+        moved = self._move(layout)
+        text = (
+            f"Moved {moved} of {len(self._samples)} clients to other actors, as measured: a round is expected to take "
+            f"{share:.0%} of the time."
+        )
+        return replace(report, events=[*report.events, text])
+
+    def _move(self, layout: list[list[int]]) -> int:
+        """Give clients, with their states, to the actors of another layout; returns how many moved."""
+        import ray
+
+        home = {client: b for b, block in enumerate(layout) for client in block}
+        arriving: list[list[Any]] = [[] for _ in layout]
+        moved = 0
+        for actor, b, block in zip(self.clients, range(len(layout)), self.layout, strict=True):
+            for there in sorted({home[client] for client in block} - {b}):
+                leaving = [client for client in block if home[client] == there]
+                arriving[there].append(actor.give.remote(leaving))  # from actor to actor
+                moved += len(leaving)
+        samples = [{client: self._samples[client] for client in block} for block in layout]
+        ray.get(
+            [
+                actor.take.remote(own, *states)
+                for actor, own, states in zip(self.clients, samples, arriving, strict=True)
+            ]
+        )
+        ray.get(self.server.move.remote(layout))
+        self.layout = layout
+        return moved
 
     def snapshot(self) -> Snapshot:
         """The server's state now; the actors hold on to their clients' until they are written or asked for."""
@@ -305,13 +390,24 @@ class RaySession:
         """One line."""
         sizes = [len(block) for block in self.layout]
         spread = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-        return (
-            f"{sum(sizes)} clients on {len(sizes)} Ray actor{'' if len(sizes) == 1 else 's'} ({spread} each)"
-        )
+        actors = f"{len(sizes)} Ray actor{'' if len(sizes) == 1 else 's'}"
+        return f"{sum(sizes)} clients on {actors} ({spread} each): {self.compute().sentence}"
+
+    def compute(self) -> Compute:
+        """What the clients compute on."""
+        return compute_of(self.devices, self.gpus, self._precision, self._idle)
+
+    def begin_again(self, setup: ServerSetup) -> None:
+        """Another experiment on the same clients, from round 1: no client remembers anything."""
+        import ray
+
+        with SurfacedErrors():
+            ray.get([actor.call.remote("restore", ({},)) for actor in self.clients])
+            ray.get(self.server.start.remote(setup, self.clients, self.layout, None))
 
     def shortfall(self) -> str:
         """Actors with a GPU that torch cannot use."""
-        return _without_gpu(self.devices, self._gpus)
+        return without_gpu(self.devices, self.gpus)
 
     def close(self) -> None:
         """End the actors and give the resources back."""

@@ -74,7 +74,8 @@ class Telemetry:
         for cluster, size in enumerate(sizes if isinstance(sizes, list) else []):
             self._set("archipelago_cluster_size", size, cluster=str(cluster))
         for stage, seconds in report.timings.items():
-            self._set("archipelago_round_seconds", seconds, stage=stage)
+            if not stage.startswith("share_"):
+                self._set("archipelago_round_seconds", seconds, stage=stage)
         instruments = _instruments()
         instruments["archipelago_rounds_total"].inc(1, tags=self._tags)
         for direction in ("down", "up"):

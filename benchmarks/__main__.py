@@ -23,6 +23,8 @@ NAMES = (
     "memory",
     "start",
     "scale",
+    "fleet_memory",
+    "layout",
     "partition",
     "mapped",
     "claims",

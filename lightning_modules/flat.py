@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,31 @@ def tensor_of(array: npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.asarray(holder))
 
 
+def is_value(array: npt.NDArray[Any]) -> bool:
+    """Whether nobody can write to the memory of an array: neither through it nor through what it is a view of.
+
+    Such memory is known by its address for as long as somebody keeps the array.
+    """
+    below: Any = array
+    while isinstance(below, np.ndarray):
+        if below.flags.writeable:
+            return False
+        below = below.base
+    if below is None:
+        return True
+    try:
+        return memoryview(below).readonly  # the object store's
+    except TypeError:  # a tensor's, for example
+        return False
+
+
+def value_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy that nobody can write to."""
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
 class _ArrayInterface:
     def __init__(self, interface: dict[str, Any], owner: npt.NDArray[Any]) -> None:
         self.__array_interface__ = interface
@@ -40,10 +67,12 @@ class FlatModel:
     """A module whose parameters and floating-point buffers are views of one flat tensor.
 
     Loading a model is one copy, reading it out another. Integer buffers (BatchNorm's step counter) are not
-    part of a model value: they start from the module's own values whenever a model is loaded.
+    part of a model value: they start from the module's own values whenever a model is loaded. Values are float32
+    whatever `precision` its forward passes have.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", precision: str = "32") -> None:
+        self.precision = precision
         self.module = module.to(device)
         self.device = torch.device(device)
         head, classifier = _head_of(module)
@@ -77,6 +106,8 @@ class FlatModel:
         self.optimizer = _only_optimizer(module)
         self._slots = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._loaded: Vector | None = None
+        # (model, samples) -> outputs in evaluation mode, where an engine has a way of its own; None: torch's.
+        self.forward_pass: Callable[[Vector, npt.NDArray[np.int64]], Tensor | None] | None = None
 
     def tensors(self) -> list[tuple[ModelEntry, Tensor]]:
         """Every tensor of the live model and where it stands in the vector."""
@@ -92,8 +123,8 @@ class FlatModel:
             self.flat.copy_(tensor_of(vector))
             for name, start in self._integers:
                 self.module.get_buffer(name).copy_(start)
-        # Only read-only memory can be recognised again: a writable one may have changed since.
-        self._loaded = None if vector.flags.writeable else vector
+        # Only memory that nobody can write to can be recognised again: any other may have changed since.
+        self._loaded = vector if is_value(vector) else None
 
     def _reattach(self, *, keep: bool) -> None:
         """Make every tensor a view of the flat one again, where a module or a Trainer replaced it."""
@@ -106,6 +137,12 @@ class FlatModel:
             tensor.data = view
             if owner is not None:
                 owner[0]._buffers[owner[1]] = tensor
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """What forward passes run in: bf16 arithmetic where the experiment asks for it."""
+        if self.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def touch(self) -> None:
         """Say that the live model is about to change."""

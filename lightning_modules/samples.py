@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_modules.flat import tensor_of
+from lightning_modules.flat import is_value, tensor_of
 
 
 class RememberedOutputs:
-    """Outputs of frozen models by what they were computed from, up to a number of bytes, until the round ends.
+    """Outputs of frozen models on lists of samples, up to a number of bytes, until the round ends.
 
+    A model is recognised by its memory, which costs nothing however large it is. That is safe for memory that nobody
+    can write to, as models in the object store, clients' results and private models are, and as long as the model
+    is kept beside its outputs, so that no other one can be given its address. Anything else is not remembered.
     What is not there is computed again from the same values in the same way: the same bits, found or not.
     """
 
     def __init__(self, capacity: float = 64e6) -> None:
         self.capacity = capacity
-        self._kept: dict[bytes, Tensor] = {}
+        self._kept: dict[tuple[Any, ...], tuple[Tensor, npt.NDArray[np.float32]]] = {}
         self._bytes = 0
 
-    @staticmethod
-    def key(vector: npt.NDArray[np.float32], index: npt.NDArray[np.int64]) -> bytes:
-        """The content of a model and of a list of samples; next to a forward pass it costs nothing."""
-        content = hashlib.blake2b(np.ascontiguousarray(vector).data, digest_size=20)
-        content.update(np.ascontiguousarray(index).data)
-        return content.digest()
+    def get(self, vector: npt.NDArray[np.float32], index: npt.NDArray[np.int64]) -> Tensor | None:
+        """The outputs of a model, if they were kept."""
+        found = self._kept.get(_identity(vector, index)) if is_value(vector) else None
+        return None if found is None else found[0]
 
-    def get(self, key: bytes) -> Tensor | None:
-        """The outputs, if they were kept."""
-        return self._kept.get(key)
-
-    def put(self, key: bytes, outputs: Tensor) -> Tensor:
-        """Keep outputs if there is room."""
+    def put(self, vector: npt.NDArray[np.float32], index: npt.NDArray[np.int64], outputs: Tensor) -> Tensor:
+        """Keep the outputs of a model if there is room, and if it can be recognised."""
         size = outputs.numel() * outputs.element_size()
-        if self._bytes + size <= self.capacity:
-            self._kept[key] = outputs
+        if self._bytes + size <= self.capacity and is_value(vector):
+            self._kept[_identity(vector, index)] = (outputs, vector)
             self._bytes += size
         return outputs
 
@@ -48,6 +44,11 @@ class RememberedOutputs:
         """The round is over: its models will not be asked for again."""
         self._kept.clear()
         self._bytes = 0
+
+
+def _identity(vector: npt.NDArray[np.float32], index: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+    """Where a model lies in memory, and the samples."""
+    return vector.ctypes.data, vector.shape, vector.strides, index.tobytes()
 
 
 class _LastInputs:
@@ -71,6 +72,15 @@ class _LastInputs:
 
 
 class RawSamples(NamedTuple):
+    """What is stored: row i of `x`, or row `position[i]`, is sample i. Bytes count as / 255; then (x - mean) / std."""
+
+    x: Tensor
+    position: Tensor | None
+    mean: Tensor | None  # None: nothing is subtracted or divided by
+    std: Tensor | None
+
+
+class GivenSamples(NamedTuple):
     """Samples as they came, and what normalises them."""
 
     x: npt.NDArray[np.generic]
@@ -102,7 +112,7 @@ class Samples:
         chunk: int = 512,
         channels_last: bool = False,
     ) -> None:
-        self._raw = RawSamples(x, y, mean, std, classes)
+        self.given = GivenSamples(x, y, mean, std, classes)
         self.remembered = RememberedOutputs()
         self.chunk = chunk  # samples per forward pass where no gradient is needed
         self.device = torch.device(device)
@@ -127,10 +137,6 @@ class Samples:
             self._x = self._normalised(self._x[index]).to(self.device)
             self._position = position
 
-    def raw(self) -> RawSamples:
-        """Samples and normalisation as they were given."""
-        return self._raw
-
     def batch(self, index: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Inputs and targets of some samples, on the device."""
         rows = tensor_of(np.asarray(index, np.int64))
@@ -139,6 +145,13 @@ class Samples:
         else:
             x = self._normalised(self._x.index_select(0, rows))
         return x.to(self.device, non_blocking=True), self.targets(index)
+
+    def raw(self) -> RawSamples:
+        """The samples as they are stored, for who normalises them on the fly."""
+        ready = self._plain or self._position is not None
+        return RawSamples(
+            self._x, self._position, None if ready else self._mean, None if ready else self._std
+        )
 
     def inputs(self, index: npt.NDArray[np.int64]) -> Iterator[Tensor]:
         """Inputs alone, a chunk at a time. Those asked for last are kept: several frozen models see them in turn."""

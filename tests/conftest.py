@@ -60,5 +60,8 @@ def own_entries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if kind in before:
             registry._entries, registry.paths = before[kind]
     for name in set(sys.modules) - modules:
-        if not plugins.is_ours(name) and str(getattr(sys.modules[name], "__file__", "")).find("pytest-of-") >= 0:
+        if (
+            not plugins.is_ours(name)
+            and str(getattr(sys.modules[name], "__file__", "")).find("pytest-of-") >= 0
+        ):
             del sys.modules[name]

@@ -192,7 +192,11 @@ def test_own_sampler_killed_and_resumed(theirs: Path) -> None:
 def test_own_sampler_killed_and_resumed_on_ray_tune(theirs: Path) -> None:
     log, address = theirs / "log", theirs / "runs/killed"
     typed(theirs, *sampled("fleet.backend=in_process", "rounds=20"), "name=whole")
-    words = [*sampled("fleet.backend=ray", "rounds=20", "sweep.concurrent=1"), "fleet.dashboard=false", "name=killed"]
+    words = [
+        *sampled("fleet.backend=ray", "rounds=20", "sweep.concurrent=1"),
+        "fleet.dashboard=false",
+        "name=killed",
+    ]
     with log.open("wb") as output:
         driver = subprocess.Popen(
             [sys.executable, "-c", CODE, *words], cwd=theirs, env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -86,7 +86,12 @@ def outside() -> dict[str, str]:
 
 def command(installed: Path, folder: Path, *words: str, code: int = 0) -> str:
     done = subprocess.run(
-        [installed / "archipelago", *words], cwd=folder, env=outside(), capture_output=True, text=True, timeout=280
+        [installed / "archipelago", *words],
+        cwd=folder,
+        env=outside(),
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout if code == 0 else done.stderr
@@ -136,7 +141,9 @@ def test_installed_command_runs_an_own_method_in_process_and_reports_it(
     assert "My average" in command(installed, research, "report", "out/mine", "figures=no")
     where = "import archipelago; print(archipelago.__file__)"
     python = [installed / "python", "-c", where]
-    found = subprocess.run(python, cwd=research, env=outside(), capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        python, cwd=research, env=outside(), capture_output=True, text=True, check=True
+    ).stdout
     assert str(installed.parent) in found  # and not the checkout's
 
 

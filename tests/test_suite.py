@@ -36,7 +36,10 @@ def test_suite_runs_parts_at_once_and_ends_with_their_closing_lines(tmp_path: Pa
     )
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
     output = io.StringIO()
-    assert run_parts({"first": part(wait.format((one, two))), "second": part(wait.format((two, one)))}, output) == 0
+    assert (
+        run_parts({"first": part(wait.format((one, two))), "second": part(wait.format((two, one)))}, output)
+        == 0
+    )
     text = output.getvalue()
     assert text.splitlines()[-2:] == ["== passed in one ==", "== passed in two =="]
     assert text.index("Tests first") < text.index("tests of one") < text.index("Tests second")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,8 +16,11 @@ from archipelago.cli.app import Described
 from archipelago.cli.output import count, print_json, print_table
 from archipelago.cli.ray_probe import RayProbe
 from archipelago.cli.request import Request
-from archipelago.cli.words import AsJson, refuse_surplus
+from archipelago.cli.words import AsJson, Settings, settings_of
 from archipelago.core.errors import UserError
+
+if TYPE_CHECKING:
+    from archipelago.core.settings import ExperimentSettings
 
 Rows = list[tuple[str, str]]  # (fact, value)
 
@@ -30,14 +34,23 @@ PACKAGES = (
 class Doctor(Request):
     """Say what this machine or cluster has; whatever is missing is only said."""
 
+    overrides: list[str] = field(default_factory=list)
     as_json: bool = False
 
     def execute(self) -> None:
         """Print the facts, each as soon as it is known."""
-        ray = RayProbe(os.environ)  # asks in the background while torch is imported
+        config = None
+        if self.overrides:
+            from archipelago.experiments.config import load_config
+
+            config = load_config(None, self.overrides)
+        address = config.fleet.address if config is not None else None
+        ray = RayProbe(
+            {**os.environ, **({"RAY_ADDRESS": address} if address else {})}
+        )  # asks in the background while torch is imported
         try:
             document: dict[str, dict[str, str]] = {}
-            for key, title, rows in facts(ray):
+            for key, title, rows in facts(ray, config):
                 document[key] = dict(rows)
                 if not self.as_json:
                     print_table(title, rows)
@@ -47,7 +60,7 @@ class Doctor(Request):
             ray.close()
 
 
-def facts(ray: RayProbe) -> Iterator[tuple[str, str, Rows]]:
+def facts(ray: RayProbe, config: ExperimentSettings | None = None) -> Iterator[tuple[str, str, Rows]]:
     """(key in JSON, title, rows) of every table."""
     yield "machine", "This machine", _machine()
     yield "packages", "Packages", _packages()
@@ -55,7 +68,12 @@ def facts(ray: RayProbe) -> Iterator[tuple[str, str, Rows]]:
         yield "plugins", "Plug-ins of installed packages", plugins
     yield "data_sets", "Data sets", _data_sets()
     yield "ray", "Ray", ray.rows()
-    yield "run", "What a run with the default settings would use", _plan(ray)
+    if config is not None:
+        yield "run", "What a run with these settings would use", _plan(ray, config)
+        return
+    from archipelago.experiments.config import full_schema
+
+    yield "run", "What a run with the default settings would use", _plan(ray, full_schema()())
 
 
 def _machine() -> Rows:
@@ -70,13 +88,22 @@ def _machine() -> Rows:
     try:
         import torch
 
+        from actors.devices import machine_gpus, torch_has_cuda
+
         devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     except (ImportError, RuntimeError) as error:  # a driver that does not fit is worth reading, not a crash
         return [*rows, ("GPUs", f"not readable: {error}")]
     rows += [
         (f"GPU {i}", f"{each.name}, {each.total_memory / 2**30:.1f} GB") for i, each in enumerate(devices)
     ]
-    return rows if devices else [*rows, ("GPUs", "none")]
+    if devices:
+        return rows
+    if not torch_has_cuda() and machine_gpus():
+        return [
+            *rows,
+            ("GPUs", f"{machine_gpus()}, which torch cannot use: it is a CPU build; install its CUDA build"),
+        ]
+    return [*rows, ("GPUs", "none" if torch_has_cuda() else "none (torch is a CPU build)")]
 
 
 def _packages() -> Rows:
@@ -109,27 +136,14 @@ def _data_sets() -> Rows:
     return [*here, ("not here", f"{', '.join(absent)} (data.root={settings.root}; `data list` says more)")]
 
 
-def _plan(ray: RayProbe) -> Rows:
+def _plan(ray: RayProbe, config: ExperimentSettings) -> Rows:
     """The answers that a run would find for itself."""
-    from actors.placement import actor_count
-    from archipelago.experiments.config import check, full_schema, gpu_count
+    from archipelago.experiments.config import check
 
-    config = full_schema()()
-    fleet = config.fleet
-    here = {"CPU": float(os.cpu_count() or 1), "GPU": float(gpu_count())}
     try:
-        if ray.address != "local" and ray.nodes is None:
-            raise UserError(
-                "unknown, because the Ray cluster does not answer: unset RAY_ADDRESS to run here."
-            )
-        actors = actor_count(fleet, config.clients, ray.nodes or [here])
-        share = f"{count(fleet.cpus, 'CPU')}" + (f" and {count(fleet.gpus, 'GPU')}" if fleet.gpus else "")
-        placement = f"{count(actors, 'client actor')} of {share} each, for {count(config.clients, 'client')}"
+        placement = _placement(ray, config)
     except UserError as error:
-        placement = str(error)
-    engine = config.local.engine
-    if engine == "auto":
-        engine = "stacked (GPU)" if fleet.gpus else "loop (CPU)"
+        placement = [("actors", str(error))]
     try:
         check(config)
         storage = f"{Path(config.storage).expanduser().resolve()} (can be written)"
@@ -137,29 +151,81 @@ def _plan(ray: RayProbe) -> Rows:
         storage = str(error)
     return [
         ("experiment", f"{config.method} on {config.data.name}, {count(config.rounds, 'round')}"),
-        ("actors", placement),
-        ("engine", engine),
+        *placement,
         ("storage", storage),
     ]
 
 
+def _placement(ray: RayProbe, config: ExperimentSettings) -> Rows:
+    """Actors, devices, and what they promise."""
+    from actors.devices import effective_tier, machine_gpus, torch_has_cuda
+    from actors.placement import actor_count, bundle_of, gpus_of, idle_gpus, resolved
+    from lightning_modules.engines import engine_entry
+
+    if ray.address != "local" and ray.nodes is None:
+        raise UserError("unknown, because the Ray cluster does not answer: unset RAY_ADDRESS to run here.")
+    nodes = ray.nodes or [{"CPU": float(os.cpu_count() or 1), "GPU": float(machine_gpus())}]
+    fleet, cuda = resolved(config.fleet, config.clients, nodes, cuda=torch_has_cuda()), torch_has_cuda()
+    actors = actor_count(fleet, config.clients, nodes)
+    gpus = gpus_of(fleet)
+    share = " and ".join(count(amount, name) for name, amount in bundle_of(fleet).items())
+    kind = "cuda" if gpus else "cpu"
+    entry = engine_entry(config.local.engine, kind)
+    used = -(-actors // int(1 / gpus + 1e-9)) if gpus else 0
+    devices = count(used, "GPU") + (", one per actor" if gpus == 1 else f", {gpus:g} per actor")
+    rows: Rows = [
+        ("actors", f"{count(actors, 'client actor')} of {share} each, for {count(config.clients, 'client')}"),
+        ("devices", devices if gpus else "CPUs"),
+        ("engine", f"{entry.name} ({'GPU' if gpus else 'CPU'})"),
+        ("precision", config.precision),
+        ("determinism", effective_tier(config.determinism, kind, bool(entry.capabilities.get("exact")))),
+    ]
+    if idle := idle_gpus(config.fleet, fleet, config.clients, actors, nodes, cuda=cuda):
+        rows.append(("idle", idle))
+    if gpus:
+        rows.append(("MPS", _mps(gpus)))
+    return rows
+
+
+def _mps(gpus: float) -> str:
+    """Whether NVIDIA's Multi-Process Service is there, which processes on one GPU need to compute together."""
+    from actors.devices import mps_directory
+
+    folder = mps_directory()
+    if folder is not None:
+        return f"runs on this machine ({folder})"
+    if gpus >= 1:
+        return "does not run on this machine, and is not needed: actors share no GPU (small trials of a sweep do)"
+    how = "start `nvidia-cuda-mps-control -d` on every node with GPUs, before Ray"
+    if shutil.which("nvidia-cuda-mps-control") is None:
+        how += " (it comes with NVIDIA's driver, and is not on the PATH here)"
+    return f"does not run on this machine: actors that share a GPU take turns on it; {how}"
+
+
 def doctor(
     ctx: typer.Context,
-    words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    words: Settings = None,
     as_json: AsJson = False,
 ) -> Doctor:
     """Say what this machine or cluster has: processors, packages, data sets, Ray, and what a run would use.
 
-    Whatever is missing is only said; nothing is started and nothing is written.
+    Settings say which run, as in fleet.gpus=0.25; without any, the default one. Whatever is missing is only said;
+    nothing is started and nothing is written.
     """
-    refuse_surplus(ctx, words, 0, "doctor")
-    return Doctor(as_json=as_json)
+    return Doctor(overrides=settings_of(ctx, words), as_json=as_json)
 
 
 COMMAND = Described(
     "doctor",
     doctor,
-    "[--json]",
+    "[--json] [setting=value ...]",
     "what this machine or cluster has",
-    [("What is here", "doctor"), ("The same facts for another program", "doctor --json")],
+    [
+        ("What is here", "doctor"),
+        (
+            "What a run with four actors on each GPU would use",
+            "doctor fleet.gpus=0.25",
+        ),
+        ("The same facts for another program", "doctor --json"),
+    ],
 )

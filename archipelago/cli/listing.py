@@ -120,10 +120,8 @@ def _settings() -> list[tuple[Table, list[dict[str, Any]]]]:
 
 
 def _setting_rows(leaves: Sequence[Leaf]) -> list[tuple[str, ...]]:
-    from archipelago.core.schema import quote
-
     return [
-        (leaf.key, quote(leaf.default), leaf.about + (f" [{_allowed(leaf)}]" if leaf.range else ""))
+        (leaf.key, leaf.shown_default, leaf.about + (f" [{_allowed(leaf)}]" if leaf.range else ""))
         for leaf in leaves
     ]
 
@@ -133,7 +131,8 @@ def _allowed(leaf: Leaf) -> str:
 
 
 def _option(leaf: Leaf) -> dict[str, Any]:
-    described = {"name": leaf.key, "about": leaf.about, "type": leaf.kind, "default": leaf.default}
+    described = {"name": leaf.key, "about": leaf.about, "type": leaf.kind,
+                 "default": "auto" if leaf.auto and leaf.default is None else leaf.default}  # fmt: skip
     if "choices" in leaf.metadata:
         return {**described, "choices": list(leaf.metadata["choices"])}
     return {**described, "range": leaf.range} if leaf.range else described

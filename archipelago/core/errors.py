@@ -8,8 +8,8 @@ from typing import Any
 class UserError(Exception):
     """A mistake in what was asked for: one sentence that says what was expected, what was given, what to do.
 
-    The command line prints the sentence and exits with code 2; nothing was started and nothing is lost. `code` names the
-    kind of mistake and `values` what the sentence is about, for programs and tests: the prose may change.
+    The command line prints the sentence and exits with code 2; nothing was started and nothing is lost. `code` names
+    the kind of mistake and `values` what the sentence is about, for programs and tests: the prose may change.
 
     >>> error = UserError("Unknown method 'ifcaa'. Did you mean 'ifca'?", code="unknown-name", name="ifcaa")
     >>> error.code, error.values
@@ -17,9 +17,15 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, *, code: str = "", **values: Any) -> None:
-        super().__init__(message)  # alone: pickling calls with the arguments, and restores the attributes afterwards
+        super().__init__(
+            message
+        )  # alone: pickling calls with the arguments, and restores the attributes afterwards
         self.code = code
         self.values = values
+
+    def rephrased(self, sentence: str) -> UserError:
+        """The same mistake in a sentence that says more about where it was made."""
+        return UserError(sentence, code=self.code, **self.values)
 
 
 class ClientFailure(RuntimeError):
@@ -34,3 +40,10 @@ class ClientFailure(RuntimeError):
 
     def __str__(self) -> str:
         return f"Client {self.client} failed in round {self.round} during {self.stage}: {self.cause}"
+
+
+class RunFailure(RuntimeError):
+    """A run that came to no result and would come to none if it were resumed: the sentence says why.
+
+    The front door prints the sentence and exits with code 1; what the run wrote stays.
+    """

@@ -68,7 +68,17 @@ class Leaf:
         if self.many:
             example = f", such as {quote(self.default)}" if self.default else ""
             return f"a list of {_LIST_NAMES[self.type]} in brackets{example}"
-        return _TYPE_NAMES[self.type] + (" or null" if self.optional else "")
+        return _TYPE_NAMES[self.type] + (f" or {'auto' if self.auto else 'null'}" if self.optional else "")
+
+    @property
+    def auto(self) -> bool:
+        """Whether `auto` stands for None."""
+        return bool(self.metadata.get("auto"))
+
+    @property
+    def shown_default(self) -> str:
+        """The default as a user would write it."""
+        return "auto" if self.auto and self.default is None else quote(self.default)
 
     @property
     def range(self) -> str:

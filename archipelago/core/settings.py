@@ -20,13 +20,28 @@ def setting(
     at_most: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] | None = None,
+    auto: bool | None = None,
 ) -> Any:
-    """A dataclass field with its documentation and the values it may take."""
-    limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below, "choices": choices}
+    """A dataclass field with its documentation and the values it may take.
+
+    `auto`: the platform finds the value out where none is given; users write `auto`, the config holds None.
+    """
+    limits = {
+        "at_least": at_least,
+        "above": above,
+        "at_most": at_most,
+        "below": below,
+        "choices": choices,
+        "auto": auto,
+    }
     metadata = {"about": about, **{key: value for key, value in limits.items() if value is not None}}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+PRECISIONS = ("32", "tf32", "bf16")
+TIERS = ("exact", "seeded", "fast")  # of determinism, the strongest promise first
 
 
 # OmegaConf reads these annotations at run time, so they are written as it understands them (Optional[...]).
@@ -163,7 +178,10 @@ class FleetSettings:
     clients_per_actor: int | None = setting(None, "clients hosted by one actor, instead of `fleet.actors`",
                                                at_least=1)  # fmt: skip
     cpus: float = setting(1.0, "CPUs per client actor", above=0)
-    gpus: float = setting(0.0, "GPUs per client actor; a fraction shares a device", at_least=0)
+    gpus: float | None = setting(
+        None, "GPUs per client actor: a fraction shares a device, 0 means CPUs; auto: one whole GPU where the cluster "
+        "has any (shared evenly if `fleet.actors` asks for more actors), else 0", at_least=0, auto=True,
+    )  # fmt: skip
     dashboard: bool = setting(True, "start the Ray dashboard with a local cluster")
     restarts: int = setting(10, "how many lost actors or nodes a run survives before it stops", at_least=0)
 
@@ -212,10 +230,21 @@ class ExperimentSettings:
     )
     rounds: int = setting(20, "communication rounds", at_least=1)
     seed: int = setting(0, "seed of every random draw", at_least=0)
+    precision: str = setting("32", "arithmetic of the networks on a GPU: 32-bit, tf32 products, or bf16 autocast",
+                             choices=PRECISIONS)  # fmt: skip
+    determinism: str = setting(
+        "auto", "which results are equal bit for bit (README has a table); auto: exact on CPUs, seeded on GPUs",
+        choices=("auto", *TIERS),
+    )  # fmt: skip
     weights: str = setting("size", "aggregation weights: by training samples, or uniform",
                            choices=("size", "uniform"))  # fmt: skip
     not_finite: str = setting("drop", "a client whose loss or model is not finite: drop it this round, or stop",
                               choices=("drop", "stop"))  # fmt: skip
+    idle_rounds: int = setting(
+        3,
+        "stop after this many rounds in a row in which no client delivered a finite update; 0: never",
+        at_least=0,
+    )
     storage: str = setting(
         "runs", "folder or object-store address (s3://...) under which runs and sweeps are made"
     )

@@ -190,7 +190,9 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
     known = registered_labels()
     methods = {name: known[name] for name in named if name in known}
     metrics = {spec.name: spec for spec in specs(config.get("plugins") or ())}
-    return Vocabulary(methods, metrics, _chosen(config, "data", "data set"), _chosen(config, "partition")).stored()
+    return Vocabulary(
+        methods, metrics, _chosen(config, "data", "data set"), _chosen(config, "partition")
+    ).stored()
 
 
 def _chosen(config: Mapping[str, Any], section: str, kind: str = "") -> dict[str, str]:

@@ -31,6 +31,7 @@ def check(config: ExperimentSettings, env: Mapping[str, str] | None = None) -> N
     _check_run_name(config.name)
     _check_engine(config)
     _check_fleet(config, env)
+    _check_precision(config, env)
     _check_storage(config.storage)
     _check_method(config)
     _check_names(config)
@@ -77,17 +78,18 @@ def _check_fleet(config: ExperimentSettings, env: Mapping[str, str]) -> None:
             f"Expected fleet.actors <= clients, got fleet.actors={fleet.actors} and "
             f"clients={config.clients}: an actor without clients would do nothing."
         )
-    if fleet.gpus > 1:
+    gpus = fleet.gpus or 0.0  # auto asks for nothing that may be missing
+    if gpus > 1:
         raise UserError(
-            f"Expected fleet.gpus <= 1, got {fleet.gpus:g}: a client actor computes on one device or a share of "
+            f"Expected fleet.gpus <= 1, got {gpus:g}: a client actor computes on one device or a share of "
             "one (as 0.25); start more actors to use more devices."
         )
-    for key, share in (("fleet.gpus", fleet.gpus), ("fleet.cpus", fleet.cpus)):
+    for key, share in (("fleet.gpus", gpus), ("fleet.cpus", fleet.cpus)):
         if 0 < share < _SMALLEST_SHARE:
             raise UserError(
                 f"Expected {key} >= {_SMALLEST_SHARE:g}, got {share:g}: Ray counts no smaller shares."
             )
-    address = fleet.address or env.get("RAY_ADDRESS") or "local"
+    address = _address(config, env)
     if address.startswith("ray://") and fleet.backend == "ray":
         source = "fleet.address" if fleet.address else "RAY_ADDRESS"
         raise UserError(
@@ -100,16 +102,33 @@ def _check_fleet(config: ExperimentSettings, env: Mapping[str, str]) -> None:
             f"Expected fleet.address as host:port, auto or local, got '{fleet.address}': "
             "`ray status` on the cluster's head shows its address."
         )
-    here = fleet.backend == "in_process" or address == "local"
-    if fleet.gpus > 0 and here and gpu_count() == 0:
+    if gpus > 0 and _is_here(config, env) and gpu_count() == 0:
         raise UserError(
-            f"Expected fleet.gpus=0 on a machine without a GPU, got {fleet.gpus:g}: leave it out, or name a "
+            f"Expected fleet.gpus=0 on a machine without a GPU, got {gpus:g}: leave it out, or name a "
             "cluster that has GPUs with fleet.address=HOST:PORT or RAY_ADDRESS."
         )
 
 
+def _address(config: ExperimentSettings, env: Mapping[str, str]) -> str:
+    return config.fleet.address or env.get("RAY_ADDRESS") or "local"
+
+
+def _is_here(config: ExperimentSettings, env: Mapping[str, str]) -> bool:
+    """Whether clients live on this machine; what another cluster has is seen when it is joined."""
+    return config.fleet.backend == "in_process" or _address(config, env) == "local"
+
+
+def _check_precision(config: ExperimentSettings, env: Mapping[str, str]) -> None:
+    if config.precision == "32":
+        return
+    from lightning_modules.engines import check_precision
+
+    if config.fleet.gpus == 0 or (_is_here(config, env) and gpu_count() == 0):
+        check_precision(config.precision, config.local.engine, "cpu")
+
+
 def gpu_count() -> int:
-    """How many GPUs this machine has."""
+    """How many GPUs this machine has that torch can use."""
     import torch
 
     return torch.cuda.device_count()

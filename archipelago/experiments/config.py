@@ -128,7 +128,7 @@ def method_parts(methods: Any) -> set[str]:
         try:
             parsed = [parse_method(member) for member in expand([str(each) for each in methods])]
         except UserError as error:
-            raise UserError(f"A member of ensemble={quote(methods)} is wrong: {error}") from error
+            raise error.rephrased(f"A member of ensemble={quote(methods)} is wrong: {error}") from error
     else:
         parsed = [parse_method(str(methods))]
     bases = {METHODS.entry(base).section for base, _ in parsed}
@@ -295,6 +295,9 @@ def config_to_yaml(config: ExperimentSettings) -> str:
     """
     tree = dataclasses.asdict(config)
     defaults = leaves(ExperimentSettings)
+    for leaf in defaults.values():
+        if leaf.auto:
+            _say_auto(tree, leaf.key)
     parts = method_parts(config.ensemble or config.method)
     for name, section in options(config).items():
         if name not in parts and section == type(section)():
@@ -304,6 +307,14 @@ def config_to_yaml(config: ExperimentSettings) -> str:
     if config.ensemble and config.method == defaults["method"].default:
         del tree["method"]
     return OmegaConf.to_yaml(OmegaConf.create(tree))
+
+
+def _say_auto(tree: dict[str, Any], key: str) -> None:
+    name, _, rest = key.partition(".")
+    if rest:
+        _say_auto(tree[name], rest)
+    elif tree[name] is None:
+        tree[name] = "auto"
 
 
 def config_from_yaml(text: str) -> ExperimentSettings:

@@ -99,7 +99,8 @@ def _fleet_of(
             parts_y.append(y.astype(federation.y.dtype))
             at += len(x)
         clients[i] = ClientSamples(position["train"], position["train"][:0], position["test"])
-    setup = dataclasses.replace(setup, holdout=())  # positions among the run's samples, which are not here
+    # `holdout` has positions among the run's samples, which are not here; the block computes on the CPU.
+    setup = dataclasses.replace(setup, holdout=(), precision="32")
     block = make_block(setup, clients, np.concatenate(parts_x), np.concatenate(parts_y))
     sizes = np.zeros(ids[-1] + 1, np.int64)
     sizes[ids] = [len(new.x_train) for new in new_clients]

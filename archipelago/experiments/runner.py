@@ -22,6 +22,7 @@ from archipelago.experiments.callbacks.base import Callback, CallbackList, LiveR
 from archipelago.experiments.callbacks.platform_callbacks import (
     Checkpoints,
     FigureData,
+    IdleRounds,
     ObjectStoreMirror,
     ProgressDisplay,
     RayMetrics,
@@ -133,8 +134,8 @@ class Drive:
     """The driver's side of a run: sessions, rounds, and the callbacks that listen.
 
     `place` is the part of a cluster that was reserved for this run already (a trial of the sweep called `sweep`), and
-    `data` the references to samples and labels that are in the object store already. `fork` is a round at which
-    another run branches off, whose checkpoint is kept.
+    `data` the references to samples and labels that are in the object store already, `gpus` what was reserved for each
+    process with clients. `fork` is a round at which another run branches off, whose checkpoint is kept.
     """
 
     def __init__(
@@ -151,9 +152,10 @@ class Drive:
         fork: int | None = None,
         mirror: Mirror | None = None,
         sweep: str | None = None,
+        gpus: float | None = None,
     ) -> None:
         self.config, self.place, self.data = config, place, data
-        self.plan = make_plan(config, federation)
+        self.plan = dataclasses.replace(make_plan(config, federation), gpus=gpus)
         self.live = LiveRun(config, run, sweep)
         self.live.in_working_copy = mirror is not None
         self._checkpoints = Checkpoints(fork)
@@ -167,6 +169,7 @@ class Drive:
                 *loggers_from(config),
                 *(LoggerCallback.around(logger) for logger in loggers),
                 RayMetrics(),
+                IdleRounds(),
                 self._checkpoints,
                 *([ObjectStoreMirror(mirror)] if mirror is not None else []),
                 FigureData(),
@@ -246,6 +249,8 @@ class Drive:
             raise ActorsLost(f"no capacity to continue: {error}") from error
         del checkpoint  # the server's state, which the session has now
         run.session = session
+        # A run that began on GPUs goes on there: after a loss it waits for some rather than crawl on a CPU.
+        self.plan = dataclasses.replace(self.plan, gpus=session.gpus)
         try:
             run.emit("on_session", session.describe())
             if shortfall := session.shortfall():

@@ -287,6 +287,11 @@ def _spent(by_run: Sequence[Mapping[int, float]]) -> dict[int, float]:
     return {number: mean(values) for number, values in _in_all(totals).items()}
 
 
+def _is_stage(column: str) -> bool:
+    """Whether a column of timings.csv holds the seconds of a stage; `share_...` is a share of its work."""
+    return column != "round" and not column.startswith("share_")
+
+
 @FIGURES.register("time", "seconds by stage", label="Where the time goes", of="problem")
 def time(problem: Problem) -> list[Figure]:
     """Seconds per round by stage."""
@@ -294,7 +299,7 @@ def time(problem: Problem) -> list[Figure]:
     medians: list[dict[str, float]] = []
     for group in groups:
         rows = [row for run in group.shown for row in run.timings]
-        names = dict.fromkeys(name for row in rows for name in row if name != "round")
+        names = dict.fromkeys(name for row in rows for name in row if _is_stage(name))
         found = {name: statistics.median(row.get(name, 0.0) for row in rows) for name in names}
         total = found.pop("total", math.fsum(found.values()))
         found["server and the rest"] = max(total - math.fsum(found.values()), 0.0)

@@ -30,9 +30,12 @@ Values = npt.NDArray[np.float64]
 _AUTO = "auto"  # stands for the K that each seed chose for itself
 
 # Settings that never tell two groups apart: where a run lives, how it was executed, what it wrote down.
-_ELSEWHERE = ("seed", "name", "storage", "fleet.", "checkpoint.", "records.", "choose_clusters", "data.root",
-              "data.download", "data.cache", "data.mapped", "partition.cache", "tensorboard", "local.executor",
-              "local.engine", "local.normalise", "local.trainer", "sweep.")  # fmt: skip
+_ELSEWHERE = ("seed", "name", "storage", "fleet.", "checkpoint.", "records.", "idle_rounds", "choose_clusters",
+              "data.root", "data.download", "data.cache", "data.mapped", "partition.cache", "tensorboard",
+              "local.executor", "local.engine", "local.normalise", "local.trainer", "local.chunk",
+              "local.convolution", "local.compile", "determinism", "sweep.")  # fmt: skip
+# Settings that runs of earlier versions do not have, and the value that says what those did.
+_ADDED = {"precision": "32"}
 # Settings that name the problem, and not the way it is solved: each combination is a table of its own.
 _PROBLEM = ("data.", "partition.", "clients", "holdout_clients", "model.")
 
@@ -78,6 +81,11 @@ class Group:
     def finished(self) -> dict[int, dict[str, Any]]:
         """Seed -> final metrics of the runs that count."""
         return {_seed(run): figures_of(run) for run in self.counted}
+
+    @cached_property
+    def idle(self) -> bool:
+        """Whether nobody trained at the end of one of the runs: their metrics are no result of the method."""
+        return any(run.ended_idle for run in self.counted)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -142,7 +150,21 @@ class Group:
                 state, why = told.status, told.reason or why
             done = f"{state} after {run.status.rounds_done} rounds"
             words.append(_words(run.setting("seed"), done, why))
+        for run in self.counted:
+            if run.dropped_share:
+                lost = f"{share_text(run.dropped_share)} of the updates were not finite and were dropped"
+                words.append(_words(run.setting("seed"), lost, "no rank" if run.ended_idle else ""))
         return "; ".join(words)
+
+
+def share_text(share: float) -> str:
+    """
+    >>> share_text(0.0004), share_text(0.256), share_text(0.9999), share_text(1.0)
+    ('less than 1 %', '26 %', 'more than 99 %', '100 %')
+    """
+    if 0 < share < 0.01 or 0.99 < share < 1:
+        return "less than 1 %" if share < 0.5 else "more than 99 %"
+    return f"{100 * share:.0f} %"
 
 
 def _seed(run: RunFiles) -> int:
@@ -223,7 +245,8 @@ def make_groups(trials: Iterable[Trial], labels: Labels = registered_labels) -> 
 
 def _telling(trial: Trial, run: RunFiles) -> dict[str, Any]:
     """The settings that tell a run from those of other groups."""
-    settings = {key: value for key, value in flat(run.config).items() if not key.startswith(_ELSEWHERE)}
+    given = {**_ADDED, **flat(run.config)}
+    settings = {key: value for key, value in given.items() if not key.startswith(_ELSEWHERE)}
     if run.chose_clusters:
         settings["clusters"] = _AUTO
     settings |= _taken_over(run)
@@ -271,7 +294,9 @@ def _taken_over(run: RunFiles) -> dict[str, str]:
 def _labelled(entries: Sequence[_Entry], labels: Labels) -> list[Group]:
     varying = _varying([entry.settings for entry in entries])
     words = [merged(of_run(run.path, labels) for run in entry.runs) for entry in entries]
-    everything = merged(words)  # an older run of the same data calls it by its name, and belongs into the same block
+    everything = merged(
+        words
+    )  # an older run of the same data calls it by its name, and belongs into the same block
     groups = []
     for entry, vocabulary in zip(entries, words, strict=True):
         settings = entry.settings

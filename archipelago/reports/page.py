@@ -17,6 +17,7 @@ from archipelago.reports import palette
 from archipelago.reports.figures import FIGURES, SECTIONS, Figure
 from archipelago.reports.figures_results import title_of
 from archipelago.reports.groups import Group, flat
+from archipelago.reports.summary import computed_on
 from archipelago.reports.table_text import grid, mean_text
 from archipelago.reports.tables import Table
 
@@ -199,7 +200,7 @@ def _setup(groups: Sequence[Group], notes: Sequence[str]) -> str:
     parts = [
         '<section id="setup"><h2>Set-up, cost and warnings</h2><div class="cards"><div class="card wide">'
     ]
-    parts += [f"<p>{_text(note)}</p>" for note in notes]
+    parts += [f"<p>{_text(note)}</p>" for note in [*notes, *_computed_on(groups)]]
     shared = _shared([flat(run.config) for group in groups for run in group.runs])
     if shared:
         parts.append(_block("Settings that all runs share", shared, is_open=len(groups) == 1))
@@ -236,7 +237,7 @@ def _environments(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
             content = {
                 key: value
                 for key, value in flat(run.environment).items()
-                if key not in ("started", "command")
+                if key not in ("started", "command") and not key.startswith("compute.")
             }
             key = json.dumps(content, sort_keys=True, default=str)
             found[key] = (content, found.get(key, ({}, 0))[1] + 1)
@@ -244,6 +245,19 @@ def _environments(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
         (only,) = found.values()
         return [("", only[0])]
     return [(f" of {count} runs", content) for content, count in found.values()]
+
+
+def _computed_on(groups: Sequence[Group]) -> list[str]:
+    """Devices, engine, precision and determinism: each kind once, with how many runs had it."""
+    found: dict[str, int] = {}
+    runs = [run for group in groups for run in group.runs]
+    for run in runs:
+        for sentence in computed_on(run):
+            found[sentence] = found.get(sentence, 0) + 1
+    return [
+        sentence if count == len(runs) else f"{sentence} ({count} of {len(runs)} runs)"
+        for sentence, count in found.items()
+    ]
 
 
 def _block(title: str, content: Mapping[str, Any], *, is_open: bool = False) -> str:

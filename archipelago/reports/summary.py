@@ -102,6 +102,7 @@ def figures_of(run: RunFiles) -> dict[str, Any]:
         "cluster_sizes": sizes[-1] if sizes else None,
         "rounds_done": run.metrics[-1]["round"] if run.metrics else 0,
         "seconds_per_round": statistics.median(seconds) if seconds else None,
+        "dropped_share": run.dropped_share,
     }
 
 
@@ -171,12 +172,26 @@ def _facts(figures: Mapping[str, Any], words: Vocabulary) -> list[str]:
             f"Cost per participant and round, FedAvg = 1: {multiples}models received {down:.3g} and delivered {up:.3g} "
             f"({samples[0]} samples trained on, {samples[1]} only evaluated)."
         )
+    if figures["dropped_share"]:
+        facts.append(
+            f"{100 * figures['dropped_share']:.3g} % of the updates were not finite and were dropped."
+        )
     seconds = figures["seconds_per_round"]
     if seconds is not None:
         done = figures["rounds_done"]
         rounds = "1 round" if done == 1 else f"{done} rounds"
         facts.append(f"Time: {seconds:.3g} s per round (median), {rounds}.")
     return facts
+
+
+def computed_on(run: RunFiles) -> list[str]:
+    """One sentence for each kind of device, engine, precision and determinism that the run had, in their order."""
+    environment = run.environment
+    parts = [environment, *environment.get("resumed", [])]
+    found = [
+        str(part["compute"].get("sentence", "")) for part in parts if isinstance(part.get("compute"), dict)
+    ]
+    return [f"Computed on {sentence}." for sentence in dict.fromkeys(found) if sentence]
 
 
 def _number(value: Any) -> str:
@@ -212,7 +227,7 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
         ]
     else:
         lines += ["No round was evaluated yet.", ""]
-    lines += [f"- {fact}" for fact in _facts(figures, words)]
+    lines += [f"- {fact}" for fact in [*_facts(figures, words), *computed_on(run)]]
     lines += ["", "## What happened", ""]
     shown = run.events[-_SHOWN_EVENTS:]
     if len(shown) < len(run.events):

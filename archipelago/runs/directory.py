@@ -304,6 +304,21 @@ class RunDirectory:
         self._status = Status(state, done, self._status.rounds, sentence)
         write_whole(self.path / "status.json", status_text(self._status), durable=durable)
 
+    def computes_on(self, round: int, compute: Mapping[str, Any]) -> None:
+        """Say in `environment.json` what this process's part of the run computes on, and in an event if it changed."""
+        path = self.path / "environment.json"
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        parts = [whole, *whole.get("resumed", [])]
+        before = next((part["compute"] for part in reversed(parts) if "compute" in part), compute)
+        parts[-1]["compute"] = dict(compute)
+        write_whole(path, _json(whole))
+        if _arithmetic(before) != _arithmetic(compute):
+            self.note(
+                round,
+                f"Computes on {compute['sentence']} from here on; before, on {before['sentence']}: "
+                "results may differ in the last bits.",
+            )
+
     def _add_environment(self, environment: Mapping[str, Any], round: int) -> None:
         path = self.path / "environment.json"
         try:
@@ -316,6 +331,11 @@ class RunDirectory:
             self.note(round, warning)
         first["resumed"] = [*first.get("resumed", []), dict(environment)]
         write_whole(path, _json(first))
+
+
+def _arithmetic(compute: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What of it may move a bit."""
+    return (sorted(compute["devices"]), *(compute[key] for key in ("engine", "precision", "determinism")))
 
 
 def write_federation(folder: Path, federation: Federation) -> None:

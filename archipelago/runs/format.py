@@ -1,8 +1,9 @@
 """The versions of the layouts of run directories and of sweep directories, and how older ones are read.
 
-`status.json` of a run and `sweep.yaml` of a sweep say `format`; directories from before have none and are version 1. What
-is read of an older one is upgraded in memory, one version after the other; the files on disk stay as they are. To change
-a format: raise `FORMAT` or `SWEEP_FORMAT`, and add what makes the version before like the new one to its migrations.
+`status.json` of a run and `sweep.yaml` of a sweep say `format`; directories from before have none and are version 1.
+What is read of an older one is upgraded in memory, one version after the other; the files on disk stay as they are. To
+change a format: raise `FORMAT` or `SWEEP_FORMAT`, and add what makes the version before like the new one to its
+migrations.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def _version(document: Mapping[str, Any], newest: int, what: str, where: object)
         raise ValueError(f"format is {version!r}")
     if version > newest:
         raise UserError(
-            f"Expected a {what} directory of format {newest} or older, got {where} of format {version}: a newer version "
-            "of Archipelago wrote it; update this one with `pip install --upgrade archipelago-fl`.",
+            f"Expected a {what} directory of format {newest} or older, got {where} of format {version}: a newer "
+            "version of Archipelago wrote it; update this one with `pip install --upgrade archipelago-fl`.",
             code="newer-format",
             format=version,
             known=newest,

@@ -28,7 +28,9 @@ class FolderLock:
                 self._file.close()
                 raise UserError(
                     f"Run {shown} is being written by {holder}; wait until it is done, stop it, or choose "
-                    "another name with name=..."
+                    "another name with name=...",
+                    code="busy",
+                    holder=holder,
                 )
             time.sleep(0.02)
         self._file.truncate(0)

@@ -20,19 +20,26 @@ def refuse_what_is_there(path: Path, config_yaml: str) -> None:
         if other:
             raise UserError(
                 f"Run {path} exists already ({status.state}, {status.rounds_done} rounds done) and is of another "
-                f"experiment: {other}. Choose another name with name=..."
+                f"experiment: {other}. Choose another name with name=...",
+                code="exists",
+                path=path,
             )
         raise UserError(
             f"Run {path} exists already ({status.state}, {status.rounds_done} rounds done); resume it with "
-            f"`{program()} resume {path}`, or choose another name with name=..."
+            f"`{program()} resume {path}`, or choose another name with name=...",
+            code="exists",
+            path=path,
         )
     if path.is_dir() and any(path.iterdir()):
         raise UserError(
             f"{path} is a folder that is not a run, and a run would mix with what it holds; choose another "
-            "name with name=... or another folder with storage=..."
+            "name with name=... or another folder with storage=...",
+            code="exists",
+            path=path,
         )
     if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file, and a run needs a folder; choose another name with name=...")
+        sentence = f"{path} is a file, and a run needs a folder; choose another name with name=..."
+        raise UserError(sentence, code="exists", path=path)
 
 
 def check_config(path: Path, expected: str, ignore: tuple[str, ...]) -> None:
@@ -41,7 +48,9 @@ def check_config(path: Path, expected: str, ignore: tuple[str, ...]) -> None:
     if other:
         raise UserError(
             f"Run {path} belongs to another config: {other}. Resume it without changes, or start a new run under "
-            "another name with name=..."
+            "another name with name=...",
+            code="other-config",
+            path=path,
         )
 
 

@@ -336,3 +336,20 @@ class ByParameters(ClusteredModels):
         self.assignment[seen] = renamed[found.labels]
         # Whoever has no point yet (its training blew up) stays unassigned: -1 feeds no cluster.
         return self.assignment[theta.ids]
+
+
+def normalised(features: Features, rule: str) -> Points:
+    """Rows divided by their length ("l2"), by |sum of their entries| ("sum"), or not at all ("none").
+
+    >>> normalised(np.array([[3.0, 4.0], [0.0, 0.0]]), "l2").tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    >>> normalised(np.array([[3.0, -1.0]]), "sum").tolist()
+    [[1.5, -0.5]]
+    """
+    points = np.asarray(features, np.float64)
+    if rule == "none":
+        return points
+    size = (
+        np.sqrt(np.add.reduce(points**2, axis=1)) if rule == "l2" else np.abs(np.add.reduce(points, axis=1))
+    )
+    return np.divide(points, size[:, None], out=points.copy(), where=size[:, None] > 0)

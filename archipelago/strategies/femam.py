@@ -50,9 +50,8 @@ from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS, UNASSIGNED, Context, Strategy, lowest
-from archipelago.strategies.clustering import CLUSTERING, ClusteringTask, clustered, match_labels
+from archipelago.strategies.clustering import CLUSTERING, ClusteringTask, clustered, match_labels, normalised
 from archipelago.strategies.interface import FleetView, Handle
-from archipelago.strategies.parameters import ModelSpec
 from archipelago.strategies.penalties import Penalty, Proximal
 from archipelago.strategies.references import Indices, Models, Prediction, Private, Reference
 
@@ -283,7 +282,7 @@ class FeMAM(Strategy):
         """K-means on the classifiers of the clients that delivered, ids kept as far as possible."""
         if K == 1:
             return np.zeros(len(arrived), np.int64)
-        points = normalised(theta.gather(classifier(fleet.spec))[arrived], self.options.normalise)
+        points = normalised(theta.gather(fleet.spec.last_layer())[arrived], self.options.normalise)
         slot = f"level {self.newest + 1}"
         draw = generator(self.context.seed, "k-means", slot=slot, round=self.number).integers(2**31)
         task = ClusteringTask(points, K, int(draw), starts=self.options.starts)
@@ -357,11 +356,8 @@ class FeMAM(Strategy):
         self.pruned[level] = useless
         self.reference = np.where(useless, self.reference, loss)
         if useless.any():
-            what = (
-                "drop it"
-                if self.options.prune == "real"
-                else "would drop it, and keep using it (bookkeeping)"
-            )
+            kept = "would drop it, and keep using it (bookkeeping)"
+            what = "drop it" if self.options.prune == "real" else kept
             self.events.append(
                 f"Level {level + 1} did not lower the loss of {int(useless.sum())} of {int(seen.sum())} clients: "
                 f"they {what}."
@@ -401,28 +397,3 @@ class FeMAM(Strategy):
             for level, models in enumerate(self.levels)
             if models is not None
         }
-
-
-def classifier(spec: ModelSpec) -> Indices:
-    """The columns of the last layer, weight and bias."""
-    names = {entry.name for entry in spec.entries if entry.classifier}
-    names |= {f"{name.removesuffix('.weight')}.bias" for name in names}
-    chosen = [np.arange(entry.start, entry.stop) for entry in spec.entries if entry.name in names]
-    return np.concatenate(chosen)
-
-
-def normalised(features: npt.NDArray[np.floating[Any]], rule: str) -> npt.NDArray[np.float64]:
-    """Rows divided by their length ("l2"), by |sum of their entries| ("sum"), or not at all ("none").
-
-    >>> normalised(np.array([[3.0, 4.0], [0.0, 0.0]]), "l2").tolist()
-    [[0.6, 0.8], [0.0, 0.0]]
-    >>> normalised(np.array([[3.0, -1.0]]), "sum").tolist()
-    [[1.5, -0.5]]
-    """
-    points = np.asarray(features, np.float64)
-    if rule == "none":
-        return points
-    size = (
-        np.sqrt(np.add.reduce(points**2, axis=1)) if rule == "l2" else np.abs(np.add.reduce(points, axis=1))
-    )
-    return np.divide(points, size[:, None], out=points.copy(), where=size[:, None] > 0)

@@ -52,6 +52,7 @@ class IFCA(ClusteredModels):
     """Alternate r_i = argmin_k L(H_k, D_i) and FedAvg inside each cluster."""
 
     Options = IFCAOptions
+    compares_models = True
 
     @classmethod
     def check(cls, options: IFCAOptions, context: Context) -> None:
@@ -82,12 +83,12 @@ class IFCA(ClusteredModels):
     def expect(self, fleet: FleetView) -> Indices:
         if self.frozen:
             return self.labels(fleet)
-        losses = fleet.losses(self.clusters, on_top_of=self.underlay)
-        c = lowest(losses)  # (3.1a)
-        chosen = losses[np.arange(len(c)), c]
-        known = np.isfinite(chosen)  # the others are dropped
+        assert self.assignment is not None
+        last = self.assignment[fleet.ids]
+        c, loss = fleet.best(self.clusters, on_top_of=self.underlay, first=last)  # (3.1a)
+        known = np.isfinite(loss)  # the others are dropped
         if known.any():
-            self.report["clustering_objective"] = float(np.average(chosen[known], weights=fleet.sizes[known]))
+            self.report["clustering_objective"] = float(np.average(loss[known], weights=fleet.sizes[known]))
         return c
 
     def update(self, fleet: FleetView, theta: Handle, c: Indices) -> None:

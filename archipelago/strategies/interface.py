@@ -115,6 +115,19 @@ class FleetView(Protocol):
     ) -> npt.NDArray[np.float64]:
         """(n, K): each client's mean training loss under each model, on the same data for all K."""
 
+    def best(
+        self,
+        models: Models,
+        *,
+        on_top_of: Reference | Sequence[Reference] | None = None,
+        first: Indices | None = None,
+    ) -> tuple[Indices, npt.NDArray[np.float64]]:
+        """(n,) and (n,): the model of least mean training loss for each client, ties to the lowest, and that loss.
+
+        The same bits as from `losses`, usually for a part of its forward passes. `first` says which model probably
+        is the best one, as a client's last cluster (-1: no idea). The loss is NaN where none is finite.
+        """
+
     def gradients(self, at: Reference, *, on_top_of: Reference | Sequence[Reference] | None = None) -> Handle:
         """Full-batch gradients of each client's mean training loss with respect to `at`."""
 

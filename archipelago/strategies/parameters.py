@@ -74,6 +74,20 @@ class ModelSpec:
         chosen = [np.arange(entry.start, entry.stop) for entry in self.entries if _belongs(entry, part)]
         return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
 
+    def last_layer(self) -> npt.NDArray[np.int64]:
+        """The columns of the classifier, weight and bias.
+
+        >>> spec = ModelSpec((ModelEntry("w", (2,), 0, 2, "parameter", "backbone"),
+        ...                   ModelEntry("fc.weight", (1,), 2, 3, "parameter", "head", classifier=True),
+        ...                   ModelEntry("fc.bias", (1,), 3, 4, "parameter", "head")))
+        >>> spec.last_layer().tolist()
+        [2, 3]
+        """
+        names = {entry.name for entry in self.entries if entry.classifier}
+        names |= {f"{name.removesuffix('.weight')}.bias" for name in names}
+        chosen = [np.arange(entry.start, entry.stop) for entry in self.entries if entry.name in names]
+        return np.concatenate(chosen)
+
     def to_json(self) -> list[dict[str, Any]]:
         """Plain data, for a run directory."""
         return [{**entry.__dict__, "shape": list(entry.shape)} for entry in self.entries]

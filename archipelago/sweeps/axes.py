@@ -252,4 +252,4 @@ def with_label(action: Callable[[], Any], label: str, of: int) -> Any:
     except UserError as error:
         if of < 2:
             raise
-        raise UserError(f"In the sweep's combination '{label}': {error}") from error
+        raise error.rephrased(f"In the sweep's combination '{label}': {error}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import signal
 import threading
 import time
@@ -13,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from actors.cluster import cluster_address, connected
+from actors.cluster import cluster_address, connected, nodes_of
+from actors.devices import torch_has_cuda
 from actors.node_data import shared_federation
-from actors.placement import capacity
-from actors.session import InProcessSession
+from actors.placement import idle_gpus
+from actors.session import InProcessSession, Plan, RaySession, Session
 from archipelago.core.settings import ExperimentSettings
-from archipelago.experiments.config import gpu_count
 from archipelago.experiments.plan import make_plan
 from archipelago.experiments.progress import duration
 from archipelago.strategies.method import without_late_addons
 from archipelago.sweeps.config import Sweep
 from archipelago.sweeps.directory import sweep_address
-from archipelago.sweeps.resources import Reservation, live_nodes, reservation_for
+from archipelago.sweeps.resources import Reservation, at_a_time, reservation_for
 from archipelago.sweeps.shared_prefix import branch_point, shared_prefixes
 
 CALIBRATED = 20  # combinations that are tried; the others are taken for their mean
@@ -38,7 +37,7 @@ Rows = list[tuple[str, ...]]
 
 def describe(sweep: Sweep) -> Iterable[tuple[str, Rows]]:
     """Titles and rows to print."""
-    nodes = _nodes(sweep)
+    nodes = nodes_of(sweep.base.fleet)
     seeds = f"{len(sweep.seeds)} seed{'' if len(sweep.seeds) == 1 else 's'}"
     points = f" x {sweep.sampler.count} points" if sweep.sampler.draws else ""
     title = (
@@ -63,15 +62,6 @@ def describe(sweep: Sweep) -> Iterable[tuple[str, Rows]]:
     yield "Time", _time(sweep, nodes, reserved)
 
 
-def _nodes(sweep: Sweep) -> Sequence[Mapping[str, float]]:
-    """The nodes of the cluster that the sweep would join, or this machine."""
-    fleet = sweep.base.fleet
-    if cluster_address(fleet) in (None, "local") or fleet.backend == "in_process":
-        return [{"CPU": float(os.cpu_count() or 1), "GPU": float(gpu_count())}]
-    with connected(fleet):
-        return live_nodes()
-
-
 def _where(reservation: Reservation) -> str:
     share = " and ".join(f"{amount:g} {name}" for name, amount in reservation.bundles[-1].items())
     if not reservation.actors:
@@ -86,6 +76,7 @@ def _resources(
     cpus, gpus = (sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU"))
     rows: Rows = [
         ("cluster", f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}, {cpus:g} CPUs, {gpus:g} GPUs"),
+        ("devices", _devices(sweep, nodes, reserved)),
         ("trials at a time", f"{_at_a_time(sweep, nodes, reserved)}"),
         ("results", sweep_address(sweep)),
     ]
@@ -99,18 +90,30 @@ def _resources(
     return rows
 
 
+def _devices(sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mapping[str, Reservation]) -> str:
+    """What trials compute on, and why GPUs stay idle."""
+    kinds = sorted({each.gpus for each in reserved.values()})
+    words = [f"{gpus:g} GPU for each process with clients" if gpus else "CPUs" for gpus in kinds]
+    trials = _at_a_time(sweep, nodes, reserved)
+    processes = trials * max(max(each.actors, 1) for each in reserved.values())
+    asked, cuda = sweep.base.fleet, torch_has_cuda()
+    sized = dataclasses.replace(asked, gpus=kinds[-1])
+    idle = idle_gpus(asked, sized, processes, processes, nodes, cuda=cuda, of="processes with clients")
+    base = sweep.base
+    return f"{' and '.join(words)}, precision {base.precision}" + (f"; {idle}" if idle else "")
+
+
 def _at_a_time(
     sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mapping[str, Reservation]
 ) -> int:
     if sweep.base.fleet.backend == "in_process":
         return 1
-    slots = max(capacity(nodes, sweep.base.fleet), 1)
-    most = max(1, min(slots // max(reservation.actors, 1) for reservation in reserved.values()))
+    most = min(at_a_time(each, sweep.base.fleet, nodes) for each in reserved.values())
     return min(most, sweep.planned, sweep.settings.concurrent or most)
 
 
 def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mapping[str, Reservation]) -> Rows:
-    """From miniatures of some combinations, run here."""
+    """From miniatures of some combinations, run on what their trials would have."""
     began = time.monotonic()
     measured: dict[str, float] = {}
     tried = 0
@@ -120,15 +123,18 @@ def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mapping[
         if left <= 0:
             break
         tried += 1
-        found = seconds_per_round(sweep.combinations[label], left)
+        found = seconds_per_round(sweep.combinations[label], left, reserved=reserved[label])
         if found is not None:
             measured[label] = found
+    on_gpus = any(each.gpus for each in reserved.values())
+    where = "a GPU of the cluster" if on_gpus else "this machine's CPU"
+    sampled = "the clients of one process" if on_gpus else f"{SAMPLED} clients"
     if not measured:
         return [
             ("calibrated", f"0 of {len(sweep.combinations)} combinations: {tried} tried, and stopped"),
             (
                 "one round",
-                f"more than {duration(BUDGET / MINIATURE)} for {SAMPLED} clients on this machine's CPU",
+                f"more than {duration(BUDGET / MINIATURE)} for {sampled} on {where}",
             ),
         ]
     mean = sum(measured.values()) / len(measured)
@@ -147,12 +153,12 @@ def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mapping[
     return [
         (
             "calibrated",
-            f"{len(measured)} of {len(sweep.combinations)} combinations, {MINIATURE} rounds of {SAMPLED} clients "
+            f"{len(measured)} of {len(sweep.combinations)} combinations, {MINIATURE} rounds of {sampled} "
             f"each{stopped}",
         ),
         (
             "seconds per round",
-            f"{min(measured.values()):.2g} to {max(measured.values()):.2g} on this machine's CPU",
+            f"{min(measured.values()):.2g} to {max(measured.values()):.2g} on {where}",
         ),
         ("one trial", f"about {duration(each)}"),
         ("the sweep", f"about {duration(whole)}{scheduled}"),
@@ -160,19 +166,25 @@ def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mapping[
 
 
 def seconds_per_round(
-    config: ExperimentSettings, limit: float = BUDGET, clock: Callable[[], float] = time.perf_counter
+    config: ExperimentSettings,
+    limit: float = BUDGET,
+    clock: Callable[[], float] = time.perf_counter,
+    reserved: Reservation | None = None,
 ) -> float | None:
-    """How long a round takes in this process, without a GPU, its share of an evaluation included.
+    """How long a round takes in one process of a trial, its share of an evaluation included.
 
     A miniature of the whole run, so that a warm-up or a level has its share: a few of the clients, ten rounds of which
-    the first does not count, every second one evaluated. None after `limit` seconds.
+    the first does not count, every second one evaluated. Where the trial reserves GPUs: on one of them, with all
+    clients that it would serve, because what is batched costs no more for more clients. None after `limit` seconds.
     """
+    gpus = reserved.gpus if reserved is not None else 0.0
+    actors = max(reserved.actors, 1) if reserved is not None else 1
+    count = -(-config.clients // actors) if gpus else min(SAMPLED, config.clients)
     with contextlib.suppress(_TooLong), _at_most(limit):
         federation, _ = shared_federation(config)
-        kept = np.unique(np.linspace(0, config.clients - 1, min(SAMPLED, config.clients)).astype(np.int64))
-        tried = _miniature(config, len(kept))
-        session = InProcessSession(make_plan(tried, federation.only(kept)))
-        try:
+        kept = np.unique(np.linspace(0, config.clients - 1, count).astype(np.int64))
+        tried = _miniature(config, len(kept), gpus)
+        with _session(make_plan(tried, federation.only(kept))) as session:
             session.run_round(1)
             seconds: list[float] = []
             took_part: list[Any] = []
@@ -180,8 +192,6 @@ def seconds_per_round(
                 began = clock()
                 took_part.append(session.run_round(number).metrics["participants"])
                 seconds.append(clock() - began)
-        finally:
-            session.close()
         # Even rounds are evaluated: each against the plain one after it. The first round is taken for its second.
         extra = max(float(np.mean([seconds[i] - seconds[i + 1] for i in range(0, MINIATURE - 2, 2)])), 0.0)
         plain = [each - extra * (i % 2 == 0) for i, each in enumerate(seconds)]
@@ -192,10 +202,22 @@ def seconds_per_round(
     return None
 
 
-def _miniature(config: ExperimentSettings, clients: int) -> ExperimentSettings:
-    fleet = dataclasses.replace(
-        config.fleet, backend="in_process", actors=None, clients_per_actor=None, gpus=0.0
-    )
+@contextlib.contextmanager
+def _session(plan: Plan) -> Iterator[Session]:
+    """In this process, or, where the GPUs are elsewhere, in one actor there."""
+    fleet = plan.fleet
+    with contextlib.ExitStack() as stack:
+        if fleet.gpus and fleet.backend == "ray" and cluster_address(fleet) not in (None, "local"):
+            stack.enter_context(connected(fleet))
+            session: Session = RaySession(plan)
+        else:
+            session = InProcessSession(plan)
+        stack.callback(session.close)
+        yield session
+
+
+def _miniature(config: ExperimentSettings, clients: int, gpus: float) -> ExperimentSettings:
+    fleet = dataclasses.replace(config.fleet, actors=1, clients_per_actor=None, gpus=gpus)
     evaluation = dataclasses.replace(config.evaluation, every=2)
     # What belongs to the last evaluations would be a third of ten rounds.
     method = without_late_addons(config.method)
@@ -206,6 +228,7 @@ def _miniature(config: ExperimentSettings, clients: int) -> ExperimentSettings:
         evaluation=evaluation,
         rounds=MINIATURE,
         clients=clients,
+        precision=config.precision if gpus else "32",
         holdout_clients=0.0,
     )
 

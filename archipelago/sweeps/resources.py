@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.placement import actor_count, capacity, fits
+from actors.devices import torch_has_cuda
+from actors.placement import actor_count, bundle_of, capacity, gpus_of, resolved, resolved_for_trials
 from archipelago.core.errors import UserError
-from archipelago.core.settings import ExperimentSettings
+from archipelago.core.settings import ExperimentSettings, FleetSettings
 from archipelago.runs.storage import is_address, join, read_text, remove_file, write_text
 
 SMALL = 50_000  # training samples in a round, over all clients: below it, actors cost more than they save
@@ -20,10 +21,11 @@ _PROBE = "archipelago"
 
 @dataclass(frozen=True)
 class Reservation:
-    """What one trial reserves: `bundles` as Tune takes them, and the client actors among them (0: none)."""
+    """What one trial reserves: `bundles` as Tune takes them, the client actors among them (0: none), GPUs of each."""
 
     bundles: list[dict[str, float]]
     actors: int
+    gpus: float = 0.0
 
 
 def reservation_for(
@@ -32,31 +34,29 @@ def reservation_for(
     """Where a trial's clients live, and what it reserves.
 
     `auto`: in the trial's own process if nobody asked for actors and either there are trials enough to fill the
-    cluster or a round is small; else in actors, as many as its share of the cluster holds.
+    cluster or a round is small; else in actors, as many as its share of the cluster holds. Where the cluster has
+    GPUs, `fleet.gpus=auto` gives each process with clients a whole one; trials of small rounds share them.
     """
-    fleet = config.fleet
-    each = {"CPU": fleet.cpus, **({"GPU": fleet.gpus} if fleet.gpus else {})}
+    cuda = torch_has_cuda()
+    fleet = resolved(config.fleet, config.clients, nodes, cuda=cuda)
     slots = max(capacity(nodes, fleet), 1)
     asked = fleet.actors is not None or fleet.clients_per_actor is not None
     steps = config.local.steps if config.local.epochs is None else 50 * config.local.epochs
     small = steps * config.local.batch * config.clients * config.participation.fraction <= SMALL
     if choice == "in_process" or (choice == "auto" and not asked and (trials >= slots or small)):
-        if not any(fits(node, fleet.cpus, fleet.gpus) for node in nodes):
-            actor_count(
-                dataclasses.replace(fleet, actors=1, clients_per_actor=None), 1, nodes
-            )  # says why not
-        return Reservation([each], 0)
+        alone = resolved_for_trials(config.fleet, trials, small, nodes, cuda=cuda)
+        actor_count(dataclasses.replace(alone, actors=1, clients_per_actor=None), 1, nodes)  # or says why not
+        return Reservation([bundle_of(alone)], 0, gpus_of(alone))
     count = actor_count(fleet, config.clients, nodes)
     if not asked:
         count = max(1, min(config.clients, slots // max(1, min(trials, slots))))
-    return Reservation([{}, *[each] * count], count)
+    return Reservation([{}, *[bundle_of(fleet)] * count], count, gpus_of(fleet))
 
 
-def live_nodes() -> list[dict[str, float]]:
-    """The resources of every node that is alive."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+def at_a_time(reserved: Reservation, fleet: FleetSettings, nodes: Sequence[Mapping[str, float]]) -> int:
+    """How many trials with this reservation a cluster holds at the same time."""
+    sized = dataclasses.replace(fleet, gpus=reserved.gpus)
+    return max(1, capacity(nodes, sized) // max(reserved.actors, 1))
 
 
 def check_shared_storage(address: str) -> None:

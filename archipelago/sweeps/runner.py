@@ -9,7 +9,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.metrics import client_columns
 from archipelago.core.registry import nearest
 from archipelago.core.settings import ExperimentSettings
-from archipelago.runs.storage import name_of
+from archipelago.runs.storage import Mirror, is_address, join, name_of, reading
 from archipelago.runs.sweeps import FINISHED, OVER, RUNNING, STOPPED
 from archipelago.sweeps.axes import with_label
 from archipelago.sweeps.config import Sweep
@@ -90,11 +90,28 @@ def _run_trials(directory: SweepDirectory, command: str | None, quiet: bool) -> 
     with SweepView(directory, quiet=quiet) as view:
         if sweep.base.fleet.backend == "in_process":
             _one_after_the_other(directory, view, command)
-            return
-        with connected(sweep.base.fleet, name=name_of(directory.address)) as where:
-            view.note(f"{directory.address}: {sweep.planned} trials on {where}")
-            check_shared_storage(directory.address)
-            TuneSweep(directory, view, command).run()
+        else:
+            with connected(sweep.base.fleet, name=name_of(directory.address)) as where:
+                view.note(f"{directory.address}: {sweep.planned} trials on {where}")
+                check_shared_storage(directory.address)
+                TuneSweep(directory, view, command).run()
+        _log_report(directory, view)
+
+
+def _log_report(directory: SweepDirectory, view: SweepView) -> None:
+    """The sweep's own report, for loggers that take files; at an address it is kept there too."""
+    from archipelago.experiments.loggers.sweeps import LiveSweep, log_sweep, takes_files
+
+    sweep, address = directory.sweep, directory.address
+    if not takes_files(sweep.base):
+        return
+    with reading(address) as folder:
+        path = folder / "report" if is_address(address) else folder
+        live = LiveSweep(sweep.base, sweep.document, path, name_of(address), view.note)
+        log_sweep(folder, live)
+        if is_address(address) and path.is_dir():
+            directory.hold()
+            Mirror(path, join(address, "report")).push()
 
 
 # In this process ---------------------------------------------------------------------------------------------

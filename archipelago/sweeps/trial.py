@@ -58,10 +58,11 @@ def payload(trial: Trial, address: str, **more: Any) -> dict[str, Any]:
 class TrialRun:
     """A run that continues whenever `step` is called, in the run directory at `address`.
 
-    `actors` is how many client actors it has; none means that the clients live in this process. `label` names
-    the sweep whose data this node shares. `watched`: every evaluation is reported by itself, because something
-    decides by it. `replay`: what an earlier process left is reported again first; `ended`: and nothing after it.
-    `prefix` is the address of a run whose first rounds it shares, `branches` whether another run shares its own.
+    `actors` is how many client actors it has; none means that the clients live in this process. `gpus` is what each
+    process with clients reserved; None, where nothing was reserved: it finds out. `label` names the sweep whose data
+    this node shares. `watched`: every evaluation is reported by itself, because something decides by it. `replay`:
+    what an earlier process left is reported again first; `ended`: and nothing after it. `prefix` is the address of a
+    run whose first rounds it shares, `branches` whether another run shares its own.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class TrialRun:
         *,
         metric: str | None = None,
         actors: int = 0,
+        gpus: float | None = None,
         label: str | None = None,
         watched: bool = False,
         replay: bool = False,
@@ -83,7 +85,7 @@ class TrialRun:
         self._prefix, self._branches = prefix, branches
         self.address, self.metric = address, metric
         self._settings, self._values = settings, dict(values)
-        self._actors, self._label = actors, label
+        self._actors, self._gpus, self._label = actors, gpus, label
         self._watched, self._replay, self._ended, self._command = watched, replay, ended, command
         self._stack = contextlib.ExitStack()
         self._rounds: Iterator[RoundReport] | None = None
@@ -180,7 +182,7 @@ class TrialRun:
         if known:
             config = _scheduled(path, config)
         elif config.choose_clusters:
-            chosen = choose_clusters(config)
+            chosen = choose_clusters(config, place=self._place(), gpus=self._gpus)
             config = dataclasses.replace(config, clusters=chosen.clusters, choose_clusters=False)
             notes.append(chosen.sentence)
         federation, data = shared_federation(config, self._label)
@@ -204,22 +206,25 @@ class TrialRun:
     def _drive(
         self, config: ExperimentSettings, federation: Federation, data: Any, run: RunDirectory, known: bool
     ) -> Iterator[RoundReport]:
-        place = None
-        if self._actors:
-            from ray.util import get_current_placement_group
-
-            group = get_current_placement_group()
-            assert group is not None, "a trial with actors has a placement group"
-            place = Place(group, group.bundle_count - self._actors, self._actors)
         branch = branch_point(config) if self._branches else None
         drive = Drive(
-            config, federation, run, quiet=True, place=place, data=data, fork=branch, mirror=self._mirror,
-            sweep=sweep_name(self.address),
+            config, federation, run, quiet=True, place=self._place(), data=data, fork=branch, mirror=self._mirror,
+            sweep=sweep_name(self.address), gpus=self._gpus,
         )  # fmt: skip
         done, checkpoint = drive.last_checkpoint() if known else (0, None)
         self._taken = done
         self._old = reported_rows(run.path, self.metric) if known and not self._old_is_known else []
         return drive.rounds(done, checkpoint, resumed=known)
+
+    def _place(self) -> Place | None:
+        """The trial's own placement group, where its actors have theirs; None without actors."""
+        if not self._actors:
+            return None
+        from ray.util import get_current_placement_group
+
+        group = get_current_placement_group()
+        assert group is not None, "a trial with actors has a placement group"
+        return Place(group, group.bundle_count - self._actors, self._actors)
 
     def _reported_again(self) -> dict[str, Any] | None:
         """One round of an earlier process; all but the last are left out where nobody decides by them."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.placement import capacity
+from actors.cluster import live_nodes
 from archipelago.core.errors import UserError
 from archipelago.core.plugins import PLUGIN
 from archipelago.core.settings import ExperimentSettings
@@ -24,7 +24,7 @@ from archipelago.runs.storage import filesystem, is_address, join, read_text, re
 from archipelago.runs.sweeps import FAILED, FINISHED, OVER, RUNNING, STOPPED
 from archipelago.sweeps.config import Trial
 from archipelago.sweeps.directory import SweepDirectory
-from archipelago.sweeps.resources import Reservation, live_nodes, reservation_for
+from archipelago.sweeps.resources import Reservation, at_a_time, reservation_for
 from archipelago.sweeps.shared_prefix import in_order, prefix_of, shared_prefixes
 from archipelago.sweeps.view import SweepView
 
@@ -91,7 +91,7 @@ class TuneSweep:
             name: reservation_for(each, sweep.settings.fleet, count, self.nodes)
             for name, each in sweep.combinations.items()
         }
-        slots = max(capacity(self.nodes, config.fleet), 1)
+        slots = max(at_a_time(each, config.fleet, self.nodes) for each in reserved.values())
         environment = {**_TUNE, _PENDING: str(1 if study else slots + 1)}
         candidates = trials if sweep.scheduler.replays else open_trials
         with _environment(environment), self._tune_folder() as (folder, system):
@@ -174,6 +174,7 @@ class TuneSweep:
             address,
             bundles=reservation.bundles,
             actors=reservation.actors,
+            gpus=reservation.gpus,
             label=self.label,
             metric=self.sweep.settings.metric,
             watched=scheduler.decides,

@@ -1,6 +1,7 @@
 """Engines of local training: one job per client in, one result per client out.
 
 - `loop`: the module's own step and optimizer, no Trainer. The default on CPU.
+- `compiled`: kernels in C for small networks on CPU; a network it does not cover runs in `loop`.
 - `stacked`: all clients of a device as one batched model. The default on GPU.
 - `trainer`: a real `lightning.Trainer`, for its callbacks, precision plugins and strategies.
 
@@ -9,8 +10,25 @@ Each is a file of its own here. An engine of your own is a subclass of `Engine` 
 Nothing here imports Lightning before a Trainer is asked for: the settings' schema imports these modules.
 """
 
-from lightning_modules.engines import loop, stacked, trainer  # noqa: F401  (register themselves)
-from lightning_modules.engines.base import ENGINES, Engine, default_engine, make_engine
+from lightning_modules.engines import compiled, loop, stacked, trainer  # noqa: F401  (register themselves)
+from lightning_modules.engines.base import (
+    ENGINES,
+    Engine,
+    check_precision,
+    default_engine,
+    engine_entry,
+    make_engine,
+)
 from lightning_modules.engines.objective import Term, TrainJob, TrainResult
 
-__all__ = ["ENGINES", "Engine", "Term", "TrainJob", "TrainResult", "default_engine", "make_engine"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "Term",
+    "TrainJob",
+    "TrainResult",
+    "check_precision",
+    "default_engine",
+    "engine_entry",
+    "make_engine",
+]

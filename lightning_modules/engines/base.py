@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import seeded_torch
-from archipelago.core.registry import NoOptions, Registry
+from archipelago.core.registry import Entry, NoOptions, Registry
 from lightning_modules.engines.objective import TrainJob, TrainResult, follows_contract, prepare
 from lightning_modules.flat import FlatModel
 from lightning_modules.samples import Samples
@@ -35,7 +35,8 @@ class Engine:
     The promises: one result for each job, in the order of the jobs; a job's result depends on the job alone, not on
     the jobs beside it; models of results are values of their own. `model` is the one live module of the process,
     `samples` has the data of all clients, `options` are the engine's own settings (its dataclass `Options`), and
-    `notes` is what the user should know, reported with the round. What `@ENGINES.register` may declare:
+    `notes` is what the user should know, reported with the round. An engine that has frozen forward passes of its own sets
+    `model.forward_pass`. What `@ENGINES.register` may declare:
 
     - `exact=True`: the same bits as `loop` on CPU;
     - `default_on="cpu"` or `"cuda"`: what `auto` means there.
@@ -47,6 +48,7 @@ class Engine:
         self.model, self.samples = model, samples
         self.options = self.Options() if options is None else options
         self.notes: list[str] = []
+        model.forward_pass = None  # torch's own, unless this engine says otherwise
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[TrainResult]:
         """Run the jobs, in order."""
@@ -102,7 +104,24 @@ def default_engine(device: str) -> str:
     return declared.get(device, declared["cpu"])
 
 
+def engine_entry(name: str, device: str) -> Entry[type[Engine]]:
+    """The registered engine that `name` (which may be `auto`) means on a type of device."""
+    return ENGINES.entry(default_engine(device) if name == "auto" else name)
+
+
+def check_precision(precision: str, engine: str, device: str) -> None:
+    """Refuse what a CPU has no use for; an engine made for GPUs computes in bf16 on a CPU, too, for tests."""
+    if precision == "32" or device != "cpu":
+        return
+    gpu_engine = engine_entry(engine, device).capabilities.get("default_on") == "cuda"
+    if not (precision == "bf16" and gpu_engine):
+        raise UserError(
+            f"Expected precision=32 where clients compute on CPUs, got {precision}, which needs a GPU: leave it out, "
+            "or run where torch sees one (`doctor` says what is here) and fleet.gpus is not 0."
+        )
+
+
 def make_engine(name: str, model: FlatModel, samples: Samples, settings: Any = None) -> Engine:
     """The engine called `name`, at that import path, or `auto`, with its options from `settings`."""
-    entry = ENGINES.entry(default_engine(model.device.type) if name == "auto" else name)
+    entry = engine_entry(name, model.device.type)
     return entry.value(model, samples, entry.options_from(settings))

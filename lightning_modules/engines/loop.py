@@ -19,7 +19,8 @@ class LoopEngine(Engine):
             for step, index in enumerate(job.batches):
                 self.model.zero_grad()
                 batch = self.samples.batch(index)
-                loss = loss_of(self.model.module.training_step(batch, step))  # type: ignore[operator]
+                with self.model.autocast():
+                    loss = loss_of(self.model.module.training_step(batch, step))  # type: ignore[operator]
                 loss.backward()
                 self.model.optimizer.step()
                 total += loss.detach()

@@ -115,7 +115,8 @@ class LocalObjective:
     def __call__(self, module: Any, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
         x, y = batch
         live = torch.cat([p.reshape(-1) for p in module.parameters()]) if self.terms else None
-        return objective_of(module, module(x), y, live, self.terms, self.rows(step))
+        # Outputs of lower precision (autocast) are widened: the loss and what is added to it stay float32.
+        return objective_of(module, module(x).float(), y, live, self.terms, self.rows(step))
 
     def rows(self, step: int) -> Rows:
         """What belongs to the samples of one batch."""
@@ -130,15 +131,21 @@ def outputs_of(model: FlatModel, samples: Samples, vector: Vector, index: npt.ND
 
     CAM asks three times for the same ones: to assign, and under each of its two trainings.
     """
-    key = samples.remembered.key(vector, index)
-    found = samples.remembered.get(key)
+    found = samples.remembered.get(vector, index)
     if found is None:
-        model.load(vector)
-        model.module.eval()
-        with torch.no_grad():
-            chunks = [model.module(x) for x in samples.inputs(index)]
-        found = samples.remembered.put(key, torch.cat(chunks))
+        own = None if model.forward_pass is None else model.forward_pass(vector, index)
+        made = _outputs_by_torch(model, samples, vector, index) if own is None else own
+        found = samples.remembered.put(vector, index, made)
     return found
+
+
+def _outputs_by_torch(
+    model: FlatModel, samples: Samples, vector: Vector, index: npt.NDArray[np.int64]
+) -> Tensor:
+    model.load(vector)
+    model.module.eval()
+    with torch.no_grad(), model.autocast():
+        return torch.cat([model.module(x).float() for x in samples.inputs(index)])
 
 
 def prepare(job: TrainJob, model: FlatModel, samples: Samples) -> LocalObjective:

@@ -55,6 +55,8 @@ class TrainerEngine(Engine):
         module: Any = self.model.module
         optimizer, losses = self.model.optimizer, _collected_losses()
         options = dict(self.options.trainer)
+        if self.model.precision == "bf16":
+            options.setdefault("precision", "bf16-mixed")
         paths = options.pop("callbacks", [])
         callbacks = [load_class("local.trainer.callbacks", path, lightning.Callback)() for path in paths]
         own = module.configure_optimizers

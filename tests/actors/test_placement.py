@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.placement import actor_count, capacity, client_costs, fits, layout
+from actors.placement import actor_count, capacity, fits, layout
 from archipelago.core.errors import UserError
-from archipelago.core.settings import FleetSettings, LocalSettings
+from archipelago.core.settings import FleetSettings
+from tests.support.errors import refused
 
 LAPTOP = {"CPU": 8.0}
 GPU_NODE = {"CPU": 16.0, "GPU": 2.0}
@@ -47,74 +48,46 @@ def test_how_many_fit_on_a_node(node: dict[str, float], cpus: float, gpus: float
 def test_a_cluster_holds_what_its_nodes_hold() -> None:
     # 3 CPUs each: neither node has room for the two that 6 CPUs together would promise.
     nodes = [{"CPU": 3.0}, {"CPU": 3.0}]
-    assert capacity(nodes, FleetSettings(cpus=2.0)) == 2
-    assert capacity([*nodes, GPU_NODE], FleetSettings(cpus=2.0)) == 10
+    assert capacity(nodes, FleetSettings(cpus=2.0, gpus=0.0)) == 2
+    assert capacity([*nodes, GPU_NODE], FleetSettings(cpus=2.0, gpus=0.0)) == 10
     assert capacity([*nodes, GPU_NODE], FleetSettings(gpus=0.25)) == 8
-    assert capacity([], FleetSettings()) == 0
+    assert capacity([], FleetSettings(gpus=0.0)) == 0
 
 
 def test_how_many_are_started() -> None:
     nodes = [LAPTOP]
-    assert actor_count(FleetSettings(), 20, nodes) == 8
-    assert actor_count(FleetSettings(), 3, nodes) == 3  # never more than clients
-    assert actor_count(FleetSettings(actors=5), 20, nodes) == 5
-    assert actor_count(FleetSettings(actors=5), 3, nodes) == 3
-    assert actor_count(FleetSettings(clients_per_actor=1), 8, nodes) == 8
-    assert actor_count(FleetSettings(clients_per_actor=3), 20, nodes) == 7
+    assert actor_count(FleetSettings(gpus=0.0), 20, nodes) == 8
+    assert actor_count(FleetSettings(gpus=0.0), 3, nodes) == 3  # never more than clients
+    assert actor_count(FleetSettings(actors=5, gpus=0.0), 20, nodes) == 5
+    assert actor_count(FleetSettings(actors=5, gpus=0.0), 3, nodes) == 3
+    assert actor_count(FleetSettings(clients_per_actor=1, gpus=0.0), 8, nodes) == 8
+    assert actor_count(FleetSettings(clients_per_actor=3, gpus=0.0), 20, nodes) == 7
 
 
 def test_after_a_loss_what_is_left_is_taken() -> None:
     left = [{"CPU": 2.0}]
-    assert actor_count(FleetSettings(actors=5), 20, left, shrink=True) == 2
-    assert actor_count(FleetSettings(clients_per_actor=1), 20, left, shrink=True) == 2
-    assert actor_count(FleetSettings(actors=1), 20, left, shrink=True) == 1
+    assert actor_count(FleetSettings(actors=5, gpus=0.0), 20, left, shrink=True) == 2
+    assert actor_count(FleetSettings(clients_per_actor=1, gpus=0.0), 20, left, shrink=True) == 2
+    assert actor_count(FleetSettings(actors=1, gpus=0.0), 20, left, shrink=True) == 1
     with pytest.raises(UserError):
-        actor_count(FleetSettings(), 20, [], shrink=True)
+        actor_count(FleetSettings(gpus=0.0), 20, [], shrink=True)
 
 
 @pytest.mark.parametrize(
-    ("fleet", "nodes", "sentence"),
+    ("fleet", "nodes", "wanted", "capacity", "remedy"),
     [
-        (
-            FleetSettings(actors=9),
-            [LAPTOP],
-            "Expected room for 9 client actors of 1 CPU each, but the cluster has 8 CPUs and 0 GPUs on 1 node, "
-            "which holds 8: set fleet.actors=8 (or fewer), or ask for less per actor (fleet.cpus, fleet.gpus).",
-        ),
-        (
-            FleetSettings(actors=1, gpus=0.5),
-            [LAPTOP],
-            "Expected room for 1 client actor of 1 CPU and 0.5 GPU each, but the cluster has 8 CPUs and 0 GPUs "
-            "on 1 node, which holds 0: set fleet.gpus=0, or join a cluster with GPUs (fleet.address or "
-            "RAY_ADDRESS).",
-        ),
-        (
-            FleetSettings(actors=6, gpus=0.4),
-            [GPU_NODE, {"CPU": 1.0}],
-            "Expected room for 6 client actors of 1 CPU and 0.4 GPU each, but the cluster has 17 CPUs and 2 "
-            "GPUs on 2 nodes, which holds 4: set fleet.actors=4 (or fewer), or ask for less per actor "
-            "(fleet.cpus, fleet.gpus).",
-        ),
-        (
-            FleetSettings(cpus=32.0),
-            [GPU_NODE],
-            "Expected room for 1 client actor of 32 CPU each, but the cluster has 16 CPUs and 2 GPUs on 1 node, "
-            "which holds 0: ask for less per actor (fleet.cpus, fleet.gpus).",
-        ),
+        (FleetSettings(actors=9, gpus=0.0), [LAPTOP], 9, 8, "fleet.actors=8"),
+        (FleetSettings(actors=1, gpus=0.5), [LAPTOP], 1, 0, "fleet.gpus=0"),
+        (FleetSettings(actors=6, gpus=0.4), [GPU_NODE, {"CPU": 1.0}], 6, 4, "fleet.actors=4"),
+        (FleetSettings(cpus=32.0, gpus=0.0), [GPU_NODE], 1, 0, "fleet.cpus"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(
-    fleet: FleetSettings, nodes: list[dict[str, float]], sentence: str
+def test_actor_count_refuses_what_does_not_fit_and_names_the_remedy(
+    fleet: FleetSettings, nodes: list[dict[str, float]], wanted: int, capacity: int, remedy: str
 ) -> None:
-    with pytest.raises(UserError) as caught:
+    with refused("capacity", wanted=wanted, capacity=capacity) as caught:
         actor_count(fleet, 20, nodes)
-    assert str(caught.value) == sentence
-
-
-def test_what_a_client_costs() -> None:
-    sizes = np.array([10, 32, 100])
-    assert client_costs(LocalSettings(steps=5, batch=32), sizes).tolist() == [50.0, 160.0, 160.0]
-    assert client_costs(LocalSettings(epochs=2, batch=32), sizes).tolist() == [20.0, 64.0, 200.0]
+    assert remedy in str(caught.value)
 
 
 def test_blocks_of_a_fixed_number_are_in_order() -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import ray
 
-import actors.fleet
 import actors.placement
 import actors.session
+import actors.trained
 from actors.ray_actors import RayFleet
 from actors.session import Plan, RaySession
 from archipelago.core.errors import ClientFailure, UserError
@@ -121,7 +121,7 @@ def test_five_actors_and_a_server_are_six_processes(five_actors: RaySession) -> 
     assert len({each["pid"] for each in where}) == 6
     assert [each.get("clients") for each in where] == [*five_actors.layout, None]
     assert sorted(len(block) for block in five_actors.layout) == [1, 1, 2, 2, 2]
-    assert five_actors.describe() == "8 clients on 5 Ray actors (1 to 2 each)"
+    assert five_actors.describe().startswith("8 clients on 5 Ray actors (1 to 2 each): CPU; engine loop")
     assert outcome(five_actors, run(five_actors, ROUNDS)) == in_process("method=local")
 
 
@@ -158,7 +158,7 @@ def test_actors_add_each_others_sums(
     alone = session_of("method=fedavg").fleet
     fleet = RayFleet(five_actors.clients[: len(LAYOUTS[layout])], LAYOUTS[layout], plan.server.sizes)
     start = alone.initial(1)[0]
-    monkeypatch.setattr(actors.fleet, "SUMS", 8 * 3 * -(-fleet.spec.size // 3))
+    monkeypatch.setattr(actors.trained, "SUMS", 8 * 3 * -(-fleet.spec.size // 3))
     received: list[Any] = []
     wait_for = RayFleet._wait_for
 

@@ -9,8 +9,10 @@ import ray
 from ray import exceptions
 
 from actors import reservation, session
+from actors.compute import BlockDevice, without_gpu
 from actors.ray_errors import ActorsLost, SurfacedErrors
 from archipelago.core.errors import ClientFailure, UserError
+from tests.support.errors import refused
 from tests.support.experiments import plan_of
 
 NODE = {"Alive": True, "Resources": {"CPU": 2.0}}
@@ -29,18 +31,19 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, Any]]]:
 
 def test_after_a_loss_a_node_that_comes_back_is_waited_for(nodes: list[list[dict[str, Any]]]) -> None:
     nodes += [[], [{**NODE, "Alive": False}], [NODE]]
-    assert reservation.count_when_possible(plan_of("fleet.actors=5"), shrink=True, deadline=60) == 2
+    fleet, actors, seen = reservation.count_when_possible(plan_of("fleet.actors=5"), shrink=True, deadline=60)
+    assert (fleet.gpus, actors, seen) == (0.0, 2, [NODE["Resources"]])
 
 
 def test_a_cluster_that_stays_empty_is_told_in_a_sentence(nodes: list[list[dict[str, Any]]]) -> None:
     nodes += [[]]
-    with pytest.raises(UserError, match="Expected room for 5 client actors"):
+    with refused("capacity", wanted=5):
         reservation.count_when_possible(plan_of("fleet.actors=5"), shrink=True, deadline=60)
 
 
 def test_at_the_start_what_does_not_fit_is_told_at_once(nodes: list[list[dict[str, Any]]]) -> None:
     nodes += [[], [NODE]]
-    with pytest.raises(UserError, match="Expected room for 5 client actors"):
+    with refused("capacity", wanted=5):
         reservation.count_when_possible(plan_of("fleet.actors=5"), shrink=False, deadline=60)
     assert len(nodes) == 1  # asked once
 
@@ -65,15 +68,14 @@ def test_actors_that_start_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_gpu_that_torch_cannot_use_is_said() -> None:
-    said = session._without_gpu(["cuda:0", "cpu", "cpu"], 0.5)
-    assert (
-        said
-        == "2 of 3 blocks of clients compute on the CPU although fleet.gpus=0.5: torch sees no GPU there."
+    on_gpu, on_cpu = BlockDevice("cuda:0", "A GPU"), BlockDevice()
+    assert without_gpu([on_gpu, on_cpu, on_cpu], 0.5) == (
+        "2 of 3 blocks of clients compute on the CPU although fleet.gpus=0.5: torch sees no GPU there."
     )
-    assert session._without_gpu(["cpu"], 1.0).startswith(
-        "The block of clients computes on the CPU although fleet.gpus=1:"
+    assert without_gpu([BlockDevice(cuda=False)], 1.0) == (
+        "The block of clients computes on the CPU although fleet.gpus=1: torch is a CPU build there."
     )
-    assert session._without_gpu(["cpu"], 0.0) == session._without_gpu(["cuda:0"], 0.5) == ""
+    assert without_gpu([on_cpu], 0.0) == without_gpu([on_gpu], 0.5) == ""
 
 
 def surface(error: BaseException) -> BaseException:

@@ -98,3 +98,67 @@ def test_doctor_as_json_says_the_same_facts(command: Any, monkeypatch: pytest.Mo
             assert name == "memory" or re.search(
                 rf"^  {re.escape(name)} +{re.escape(value)}$", shown, re.M
             ), name
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine of 8 CPUs and 4 GPUs, and a torch that could use them."""
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("actors.devices.machine_gpus", lambda: 4)
+    monkeypatch.setattr("actors.devices.torch_has_cuda", lambda: True)
+    monkeypatch.setattr("archipelago.experiments.checks.gpu_count", lambda: 4)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "mps"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def rows(command: Any, *settings: str) -> dict[str, str]:
+    code, out, error = command("doctor", "--json", *settings)
+    assert (code, error) == (0, "")
+    found: dict[str, str] = json.loads(out)["run"]
+    return found
+
+
+def test_doctor_says_devices_precision_and_determinism_of_the_default_run(command: Any, gpus: None) -> None:
+    found = rows(command)
+    assert found["actors"] == "4 client actors of 1 CPU and 1 GPU each, for 20 clients"
+    assert found["devices"] == "4 GPUs, one per actor"
+    assert found["engine"].endswith("(GPU)")
+    assert (found["precision"], found["determinism"]) == ("32", "seeded")
+    assert "idle" not in found and "is not needed" in found["MPS"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (["fleet.gpus=0"], "4 of 4 GPUs stay idle: fleet.gpus=0 was set."),
+        (["clients=3", "clusters=2"], "1 of 4 GPUs stays idle: there are fewer clients (3) than GPUs."),
+        (["fleet.actors=1"], "3 of 4 GPUs stay idle: fleet.actors=1 was set."),
+        (
+            ["fleet.cpus=4"],
+            "2 of 4 GPUs stay idle: the CPUs of their nodes hold no more actors of 4 CPU (fleet.cpus).",
+        ),
+    ],
+)
+def test_doctor_says_why_gpus_stay_idle(command: Any, gpus: None, settings: list[str], why: str) -> None:
+    assert rows(command, *settings)["idle"] == why
+
+
+def test_doctor_says_that_torch_is_a_cpu_build(
+    command: Any, gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.devices.torch_has_cuda", lambda: False)
+    code, out, _ = command("doctor")
+    assert code == 0
+    assert "4, which torch cannot use: it is a CPU build" in out
+    assert "4 of 4 GPUs stay idle: torch is a CPU build here" in out
+    assert "loop (CPU)" in out
+
+
+def test_doctor_asks_for_mps_where_actors_share_a_gpu(command: Any, gpus: None, tmp_path: Path) -> None:
+    found = rows(command, "fleet.gpus=0.5", "precision=bf16", "determinism=fast")
+    assert found["devices"] == "4 GPUs, 0.5 per actor"
+    assert (found["precision"], found["determinism"]) == ("bf16", "fast")
+    assert "nvidia-cuda-mps-control -d" in found["MPS"]
+    (tmp_path / "mps").mkdir()
+    (tmp_path / "mps" / "control").touch()
+    assert rows(command, "fleet.gpus=0.5")["MPS"] == f"runs on this machine ({tmp_path / 'mps'})"

@@ -126,7 +126,9 @@ def test_list_shows_what_a_plugin_brings(command: Any, own_entries: None) -> Non
     Path("own_listed.py").write_text(OWN)
     code, out, error = command("list", "methods", "plugins=[own_listed]")
     assert (code, error) == (0, "") and re.search(r"listed +a method in a file of my own", out)
-    assert re.search(r"listed.strength +0.5 +how much of it", command("list", "plugins=[own_listed]", "listed")[1])
+    assert re.search(
+        r"listed.strength +0.5 +how much of it", command("list", "plugins=[own_listed]", "listed")[1]
+    )
     assert "listed.strength" in command("list", "settings", "plugins=[own_listed]")[1]
     (found,) = json.loads(command("list", "listed", "plugins=[own_listed]", "--json")[1])
     assert (found["label"], found["defined_in"]) == ("Listed", "own_listed")

@@ -12,6 +12,7 @@ from archipelago.core.randomness import generator
 from archipelago.core.settings import PartitionSettings
 from archipelago.data import PARTITIONS, Labels, Partition, Partitioner, partitions_labels
 from archipelago.data.partitions_dealing import matching_test_counts
+from tests.support.errors import refused
 from tests.support.partitions import checked, divergence, divide, labels_of, table
 
 BY_CLASS = (
@@ -370,7 +371,7 @@ def test_class_partitions_of_regression_data_name_what_works(name: str) -> None:
 
 
 def test_unknown_partition_points_at_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"Unknown partition 'dirichlett'\. Did you mean 'dirichlet'"):
+    with refused("unknown-name", kind="partition", name="dirichlett", nearest="dirichlet"):
         PARTITIONS.find("dirichlett")
 
 

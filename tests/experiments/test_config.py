@@ -27,6 +27,8 @@ from archipelago.experiments.config import (
     options,
 )
 from archipelago.strategies import METHODS
+from lightning_modules.engines import default_engine
+from tests.support.errors import refused
 
 
 def sentence(*overrides: str, file: Path | None = None, env: dict[str, str] | None = None) -> str:
@@ -179,9 +181,12 @@ def test_an_override_of_the_method_leaves_the_files_options_behind(tmp_path: Pat
 
 
 def test_an_ensemble_stands_for_the_method(tmp_path: Path) -> None:
-    assert "Expected method or ensemble, got both" in sentence("method=ifca", "ensemble=[fedavg,ifca]")
-    assert "Expected ensemble to be a list of texts in brackets" in sentence("ensemble=fedavg")
-    assert "Unknown method 'fedvag'. Did you mean 'fedavg'?" in sentence("ensemble=[fedvag,ifca]")
+    with refused("either-or", settings=("method", "ensemble")):
+        load_config(overrides=["method=ifca", "ensemble=[fedavg,ifca]"], env={})
+    with refused("wrong-type", setting="ensemble", given="fedavg"):
+        load_config(overrides=["ensemble=fedavg"], env={})
+    with refused("unknown-name", kind="method", name="fedvag", nearest="fedavg"):
+        load_config(overrides=["ensemble=[fedvag,ifca]"], env={})
     path = yaml_file(tmp_path, "ensemble: [fedavg, fedprox]\nfedprox: {mu: 0.1}\n")
     assert load_config(path, env={}).ensemble == ["fedavg", "fedprox"]
     config = load_config(path, ["method=fedavg"], env={})
@@ -219,15 +224,14 @@ def test_values_may_refer_to_settings_and_to_the_environment(
     ],
 )  # fmt: skip
 def test_the_nearest_key_is_named_in_full(given: str, meant: str) -> None:
-    text = sentence(given)
-    assert f"Unknown setting '{given.partition('=')[0]}'" in text
-    assert f"Did you mean '{meant}'?" in text
+    with refused("unknown-setting", setting=given.partition("=")[0], nearest=meant):
+        load_config(overrides=[given], env={})
 
 
 def test_a_key_like_nothing_else_is_sent_to_the_list() -> None:
-    text = sentence("qqqqqqqq=1")
-    assert "Did you mean" not in text
-    assert "list settings" in text
+    with refused("unknown-setting", nearest=None):
+        load_config(overrides=["qqqqqqqq=1"], env={})
+    assert "list settings" in sentence("qqqqqqqq=1")
 
 
 def test_both_values_and_the_meaning_are_in_the_sentence() -> None:
@@ -341,6 +345,64 @@ def test_a_damaged_config_file_is_a_sentence() -> None:
     for text in ("", "- 1", "a: [", "rounds: -1", "what: 1", "!!python/object/apply:os.system ['true']"):
         with pytest.raises(UserError, match=r"config\.yaml"):
             config_from_yaml(text)
+
+
+# fleet.gpus=auto, precision
+
+
+def test_gpus_auto_is_the_default_and_is_written_as_auto(tmp_path: Path) -> None:
+    for overrides in ([], ["fleet.gpus=auto"], {"fleet": {"gpus": "auto"}}, {"fleet": {"gpus": None}}):
+        config = load_config(overrides=overrides, env={})
+        assert config.fleet.gpus is None
+        assert "gpus: auto" in config_to_yaml(config)
+        assert config_from_yaml(config_to_yaml(config)) == config
+    file = tmp_path / "file.yaml"
+    file.write_text("fleet:\n  gpus: auto\n")
+    assert load_config(file, env={}).fleet.gpus is None
+    assert leaves(ExperimentSettings)["fleet.gpus"].shown_default == "auto"
+
+
+def test_gpus_as_a_number_keep_their_meaning(tmp_path: Path) -> None:
+    cluster = {"RAY_ADDRESS": "head:6379"}
+    file = tmp_path / "file.yaml"
+    file.write_text("fleet:\n  gpus: 0.25\n")
+    assert load_config(file, env=cluster).fleet.gpus == 0.25
+    assert load_config(file, ["fleet.gpus=auto"], env=cluster).fleet.gpus is None
+    assert load_config(overrides={"fleet": {"gpus": 0.25}}, env=cluster).fleet.gpus == 0.25
+    found = load_config(overrides={"fleet": {"gpus": 1}}, env=cluster).fleet.gpus
+    assert found == 1.0 and isinstance(found, float)
+
+
+def test_a_config_of_an_earlier_version_stays_on_the_cpu_and_has_32_bits() -> None:
+    lines = config_to_yaml(load_config(overrides=["fleet.gpus=0"], env={})).splitlines()
+    assert "  gpus: 0.0" in lines
+    old = "\n".join(line for line in lines if not line.startswith(("precision", "determinism")))
+    config = config_from_yaml(old)
+    assert config.fleet.gpus == 0.0
+    assert (config.precision, config.determinism) == ("32", "auto")
+
+
+def test_precision_may_be_a_number_where_the_source_has_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text("precision: 32\n")
+    assert load_config(file, env={}).precision == "32"
+    assert load_config(overrides={"precision": 32}, env={}).precision == "32"
+    assert load_config(overrides=["precision=32"], env={}).precision == "32"
+    assert config_from_yaml(config_to_yaml(load_config(file, env={}))).precision == "32"
+
+
+def test_precision_needs_a_gpu_or_an_engine_made_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "gpu_count", lambda: 0)
+    assert "got tf32, which needs a GPU" in sentence("precision=tf32")
+    assert "got bf16, which needs a GPU" in sentence(
+        "precision=bf16", "fleet.gpus=0", env={"RAY_ADDRESS": "a:1"}
+    )
+    assert load_config(overrides=["precision=bf16"], env={"RAY_ADDRESS": "a:1"}).precision == "bf16"
+    engine = default_engine("cuda")
+    assert load_config(overrides=["precision=bf16", f"local.engine={engine}"], env={}).precision == "bf16"
+    assert "got tf32" in sentence("precision=tf32", f"local.engine={engine}")
+    monkeypatch.setattr(checks, "gpu_count", lambda: 1)
+    assert load_config(overrides=["precision=tf32"], env={}).precision == "tf32"
 
 
 # Combinations that depend on the machine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from archipelago.experiments.loggers import LOGGERS
 from archipelago.experiments.runner import resume, run_experiment
 from archipelago.sweeps.runner import run_sweep
 from tests.support.callbacks import StopAfter
+from tests.support.errors import refused
 from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs, events
-from tests.support.sweeps import sweep_of
+from tests.support.sweeps import rows_of, sweep_of
 
 
 def accuracies(run: Path) -> dict[int, float]:
@@ -113,6 +115,11 @@ def test_mlflow_has_a_sweep_as_one_experiment(tmp_path: Path) -> None:
     client = mlflow_client(tmp_path / "swept/mlruns")
     experiment = client.get_experiment_by_name("swept")
     found = {each.info.run_name: each for each in client.search_runs([experiment.experiment_id])}
+    report = found.pop("swept")  # the sweep's own run, with what was asked for and the report as its files
+    assert report.info.status == "FINISHED" and report.data.tags["sweep"] == "swept"
+    assert report.data.params["sweep.methods"] == "['ifca', 'ifca+finetune']"
+    kept = {each.path for each in client.list_artifacts(report.info.run_id)}
+    assert {"sweep.yaml", "trials.csv", "report.html", "table.csv"} <= kept
     assert set(found) == {"ifca-seed0", "ifca+finetune-seed0"}
     for name, each in found.items():  # rounds that were taken over from another trial included
         history = client.get_metric_history(each.info.run_id, "micro_accuracy")
@@ -124,7 +131,18 @@ def test_mlflow_has_a_sweep_as_one_experiment(tmp_path: Path) -> None:
 
 
 def wandb_records(run: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """(what the run was started with, its history) of every offline file, oldest first."""
+    """(what the run was started with, its history) of every offline file, oldest first.
+
+    W&B's own process writes them, and on a busy machine ends them a moment after it said so.
+    """
+    deadline = time.monotonic() + 30
+    while not (found := read_wandb(run)) or not all(begun.pop("ended", False) for begun, _ in found):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    return found
+
+
+def read_wandb(run: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     from wandb.proto import wandb_internal_pb2
     from wandb.sdk.internal.datastore import DataStore
 
@@ -138,7 +156,7 @@ def wandb_records(run: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             if record.HasField("run"):
-                begun = {
+                begun |= {
                     "group": record.run.run_group,
                     "id": record.run.run_id,
                     "name": record.run.display_name,
@@ -149,6 +167,8 @@ def wandb_records(run: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]
                     history.append({"step": json.loads(item.value_json)})
             for item in record.history.item if record.HasField("history") else []:
                 history[-1][item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+            if record.HasField("exit"):
+                begun["ended"] = True
             if record.HasField("artifact"):
                 begun.setdefault("artifacts", []).append(record.artifact.name)
             for item in record.config.update if record.HasField("config") else []:
@@ -188,6 +208,9 @@ def test_wandb_has_a_sweep_as_one_group(tmp_path: Path) -> None:
     for seed in (0, 1):
         ((begun, history),) = wandb_records(tmp_path / f"swept/runs/ifca-seed{seed}")
         assert begun["group"] == "swept" and len(history) == 1
+    ((begun, history),) = wandb_records(tmp_path / "swept")
+    assert (begun["group"], begun["name"], history) == ("swept", "swept", [])
+    assert {name.rpartition("-")[2] for name in begun["artifacts"]} >= {"report", "trials"}
 
 
 # Failures -----------------------------------------------------------------------------------------------------
@@ -245,6 +268,21 @@ def test_logger_that_fails_is_a_warning_and_never_a_lost_run(
     assert read_csv(run) == accuracies(run)  # the others are not touched
 
 
+def test_logger_that_fails_with_the_report_of_a_sweep_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(logger: Any, file: Path) -> None:
+        raise ConnectionError("no connection")
+
+    monkeypatch.setattr(LOGGERS, "_entries", dict(LOGGERS._entries))
+    LOGGERS.register("full_disk", "", artifact=refuse)(lambda save_dir: CSVLogger(save_dir, version="0"))
+    wanted = ("loggers=[full_disk]", "rounds=1", "sweep.seeds=1", "fleet.backend=in_process")
+    run_sweep(sweep_of(tmp_path, *wanted), str(tmp_path / "swept"))
+    assert {row.status for row in rows_of(tmp_path / "swept").values()} == {"finished"}
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Warning: logger 'full_disk' failed at the end (ConnectionError: no connection" in shown
+
+
 def test_logger_that_missed_rounds_gets_them_when_the_run_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,5 +314,5 @@ def test_logger_without_its_package_is_refused_before_anything_starts(
 
 
 def test_logger_of_no_such_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"Unknown logger 'tensorbord'\. Did you mean 'tensorboard'"):
+    with refused("unknown-name", kind="logger", name="tensorbord", nearest="tensorboard"):
         config_of("loggers=[tensorbord]")

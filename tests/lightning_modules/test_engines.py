@@ -12,7 +12,7 @@ from archipelago.strategies.penalties import Proximal
 from lightning_modules.base import build_module
 from lightning_modules.engines import Term, TrainJob, make_engine, objective
 from lightning_modules.engines.stacked import STACKED_TOLERANCE
-from lightning_modules.flat import FlatModel
+from lightning_modules.flat import FlatModel, is_value, value_of
 from lightning_modules.samples import Samples
 
 SHAPES = {"mlp": (1, 8, 8), "cnn_cifar": (3, 32, 32), "cnn_fashion": (1, 28, 28)}
@@ -337,14 +337,52 @@ def test_outputs_of_a_frozen_model_are_computed_once_in_a_round():
     model, samples = setup("mlp")
     index, vector = np.arange(20), model.vector()
     first = objective.outputs_of(model, samples, vector, index)
-    assert objective.outputs_of(model, samples, vector.copy(), index.copy()) is first
+    assert objective.outputs_of(model, samples, vector[:], index.copy()) is first  # the same memory
     assert objective.outputs_of(model, samples, vector, index[:10]) is not first
-    other = vector.copy()
-    other[0] += 1
-    assert not torch.equal(objective.outputs_of(model, samples, other, index), first)
+    rows = value_of(np.stack([vector, vector + 1]))
+    again = objective.outputs_of(model, samples, rows[0], index)
+    assert again is not first and torch.equal(again, first)
+    assert objective.outputs_of(model, samples, rows[0], index) is again
+    assert not torch.equal(objective.outputs_of(model, samples, rows[1], index), first)
     samples.forget()
     again = objective.outputs_of(model, samples, vector, index)
     assert again is not first and torch.equal(again, first)
+
+
+def test_outputs_of_memory_that_can_change_are_never_remembered():
+    model, samples = setup("mlp")
+    index = np.arange(20)
+    written = np.stack([model.vector(), model.vector()])
+    hidden = written[0]  # read-only itself, on top of memory that is not
+    hidden.flags.writeable = False
+    tensor = torch.from_numpy(model.vector().copy())
+    held = tensor.numpy()
+    held.flags.writeable = False
+    for vector, memory in ((written[1], written[1]), (hidden, written[0]), (held, tensor)):
+        assert not is_value(vector)
+        before = objective.outputs_of(model, samples, vector, index)
+        memory[0] += 1.0
+        again = objective.outputs_of(model, samples, vector, index)
+        expected = objective.outputs_of(model, samples, value_of(vector), index)
+        assert torch.equal(again, expected)
+        assert torch.equal(objective.outputs_of(model, samples, vector, index), expected)
+        assert not torch.equal(before, expected)
+
+
+def test_outputs_remembered_keep_their_model_so_that_no_other_gets_its_address():
+    model, samples = setup("mlp")
+    index, addresses = np.arange(20), set()
+    for number in range(50):  # freed memory of this size is handed out again at once
+        vector = model.vector().copy()
+        vector[0] += number
+        vector.flags.writeable = False
+        addresses.add(vector.ctypes.data)
+        found = objective.outputs_of(model, samples, vector, index)
+        model.touch()
+        expected = model.module(next(iter(samples.inputs(index))))
+        assert torch.equal(found, expected)
+        del vector
+    assert len(addresses) == 50
 
 
 def test_inputs_that_several_models_see_in_turn_are_prepared_once():
@@ -374,3 +412,53 @@ def test_where_there_is_no_room_to_remember_the_bits_are_the_same(monkeypatch):
             monkeypatch.setattr(block.samples.remembered, "capacity", capacity)
         found.append(outcome(session, run(session, 2)))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("name", ["loop", "trainer"])
+def test_bf16_rounds_the_forward_passes_and_keeps_values_in_float32(name):
+    """The step is the same to the precision of bf16 (8 bits), and not to that of float32."""
+    model, samples = setup()
+    jobs = jobs_for(model, on_top_of=on_top_of, penalties=penalties)
+    plain = results(name, model, samples, jobs)
+    model.precision = "bf16"
+    samples.forget()
+    rounded = results(name, model, samples, jobs)
+    for a, b, job in zip(plain, rounded, jobs, strict=True):
+        assert b.model.dtype == np.float32 and all(
+            value.dtype == np.float32 for value in b.optimizer_state.values()
+        )
+        assert not np.array_equal(a.model, b.model)
+        moved = np.linalg.norm(a.model - job.start)
+        assert np.linalg.norm(a.model - b.model) < 0.05 * moved
+        assert b.objective == pytest.approx(a.objective, rel=0.02)
+
+
+def test_bf16_outputs_of_frozen_models_are_float32():
+    model, samples = setup("cnn_cifar")
+    index, vector = np.arange(20), model.vector()
+    plain = objective.outputs_of(model, samples, vector, index)
+    model.precision = "bf16"
+    samples.forget()
+    rounded = objective.outputs_of(model, samples, vector, index)
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(plain, rounded)
+    torch.testing.assert_close(plain, rounded, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("precision", ["32", "tf32"])
+def test_precision_of_32_bits_or_tf32_leaves_the_forward_passes_alone(precision):
+    model, samples = setup()
+    jobs = jobs_for(model)
+    plain = results("loop", model, samples, jobs)
+    model.precision = precision  # tf32 is a flag of a GPU's products
+    for a, b in zip(plain, results("loop", model, samples, jobs), strict=True):
+        assert np.array_equal(a.model, b.model)
+
+
+def test_bf16_trainer_takes_the_users_own_precision_first():
+    model, samples = setup()
+    jobs = jobs_for(model, count=1)
+    plain = results("trainer", model, samples, jobs)
+    model.precision = "bf16"
+    engine = make_engine("trainer", model, samples, composed(LocalSettings)(trainer={"precision": "32-true"}))
+    assert np.array_equal(next(iter(engine.train(jobs))).model, plain[0].model)

@@ -126,3 +126,12 @@ def test_a_run_whose_process_is_gone_was_interrupted(tmp_path: Path) -> None:
     assert note() == "seed 0: interrupted after 4 rounds"
     (run / ".lock").write_text("process 1 on another-machine\n")
     assert note() == "seed 0: running after 4 rounds"
+
+
+def test_runs_from_before_there_was_a_precision_are_of_the_group_of_32_bits(tmp_path: Path) -> None:
+    write_run(tmp_path / "old", seed=0)
+    write_run(tmp_path / "new", seed=1, config={"precision": "32", "determinism": "exact"})
+    write_run(tmp_path / "rounded", seed=0, config={"precision": "bf16", "determinism": "auto"})
+    groups = groups_of(*(tmp_path / name for name in ("old", "new", "rounded")))
+    assert sorted(len(group.runs) for group in groups) == [1, 2]
+    assert any("bf16" in group.label for group in groups)

@@ -1,4 +1,4 @@
-"""The formats of run and sweep directories: committed runs of the first one open, newer ones are refused, one status for all."""
+"""The formats of run and sweep directories: committed ones of the first open, newer ones are refused, one status."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ from actors.session import Checkpoint
 from archipelago.core.errors import UserError
 from archipelago.runs.trees import pack, unpack
 from archipelago.strategies.base import UNASSIGNED, Context
+from archipelago.strategies.clustering import normalised
 from archipelago.strategies.ensemble import build_ensemble
-from archipelago.strategies.femam import NOTHING, FeMAM, FeMAMOptions, classifier, normalised
+from archipelago.strategies.femam import NOTHING, FeMAM, FeMAMOptions
 from archipelago.strategies.references import Models, Prediction
 from tests.support.experiments import checkpoint_of, config_of, digest, outcome, run, session_of
 from tests.support.scalar import method_of, scalar_fleet
@@ -163,7 +164,7 @@ def test_features_are_the_classifier_with_its_bias_at_length_one():
     spec = session.fleet.spec
     last = [entry for entry in spec.entries if entry.kind == "parameter"][-2:]
     assert [entry.name.rpartition(".")[2] for entry in last] == ["weight", "bias"]
-    assert classifier(spec).tolist() == list(range(last[0].start, last[1].stop))
+    assert spec.last_layer().tolist() == list(range(last[0].start, last[1].stop))
     rows = np.float32([[3, 4], [-1, -3], [0, 0], [1, -1]])
     assert normalised(rows, "l2")[:3] == pytest.approx(
         np.array([[0.6, 0.8], [-(0.1**0.5), -(0.9**0.5)], [0, 0]])

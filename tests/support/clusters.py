@@ -171,7 +171,7 @@ def head_node(cpus: int) -> Iterator[Head]:
 
 @contextmanager
 def another_node(
-    head: Head, cpus: int, hidden: Path | None = None, root: Path | None = None
+    head: Head, cpus: int, hidden: Path | None = None, root: Path | None = None, gpus: int = 0
 ) -> Iterator[subprocess.Popen[bytes]]:
     """One more node of that cluster; yields the process that all others of the node come from.
 
@@ -184,6 +184,8 @@ def another_node(
         "--node-ip-address", "127.0.0.1", "--dashboard-agent-listen-port", str(free_ports(1)[0]),
         "--object-store-memory", str(200 * 2**20), "--min-worker-port", "0", "--max-worker-port", "0",
     ]  # fmt: skip
+    if gpus:
+        command += ["--num-gpus", str(gpus)]  # declared, not there
     if root is not None:
         command += ["--temp-dir", str(root / "t")]
         for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "ARCHIPELAGO_CACHE"):

@@ -107,9 +107,10 @@ def _asked_for() -> str:
     while frame is not None:
         if frame.f_code.co_filename == actors.block.__file__ and frame.f_code.co_name in (
             "losses",
+            "best",
             "evaluate",
         ):
-            return "losses" if frame.f_code.co_name == "losses" else "evaluation"
+            return "evaluation" if frame.f_code.co_name == "evaluate" else "losses"
         frame = frame.f_back
     return "forward"
 

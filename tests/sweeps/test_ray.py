@@ -164,11 +164,16 @@ def test_actors_of_a_trial_are_in_its_placement_group_with_shares_of_a_gpu(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("asked", "share"), [("0.25", 0.25), ("auto", 0.5)])
 def test_a_trial_in_a_process_of_its_own_reserves_its_share_of_a_gpu(
-    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, share: float
 ) -> None:
-    """Small trials have no actors; on nodes that only declare a GPU, they say that torch has none."""
-    settings = ("method=ifca", "sweep.seeds=[0,1]", "rounds=4")
+    """Small trials have no actors; on nodes that only declare a GPU, they say that torch has none.
+
+    Three small trials on two GPUs: auto lets two of them share one.
+    """
+    monkeypatch.setattr("archipelago.sweeps.resources.torch_has_cuda", lambda: True)
+    settings = ("method=ifca", "sweep.seeds=[0,1,2]", "rounds=4")
     used: list[dict[str, float]] = []
     reported = TuneSweep.reported
 
@@ -177,13 +182,17 @@ def test_a_trial_in_a_process_of_its_own_reserves_its_share_of_a_gpu(
         reported(sweep, trial, result)
 
     monkeypatch.setattr(TuneSweep, "reported", look)
-    address = run_sweep(sweep_of(tmp_path, *settings, "fleet.gpus=0.25"), str(tmp_path / "sweep"), quiet=True)
-    assert {each["GPU"] for each in used} <= {0.25, 0.5}
+    sweep = sweep_of(tmp_path, *settings, f"fleet.gpus={asked}")
+    address = run_sweep(sweep, str(tmp_path / "sweep"), quiet=True)
+    assert {each["GPU"] for each in used} <= {share, 2 * share, 3 * share}
     for row in rows_of(address).values():
         assert any(
-            text.startswith("The block of clients computes on the CPU although fleet.gpus=0.25")
+            text.startswith(f"The block of clients computes on the CPU although fleet.gpus={share}")
             for text in open_run(Path(address) / row.run).events["text"]
         )
+        # What was asked for is kept, so that a resume elsewhere finds its own devices.
+        kept = open_run(Path(address) / row.run).config["fleet"]["gpus"]
+        assert kept == ("auto" if asked == "auto" else share)
     alone = sweep_of(tmp_path, *settings, "fleet.backend=in_process")
     assert_equal_sweeps(address, run_sweep(alone, str(tmp_path / "alone"), quiet=True))
 

@@ -30,7 +30,7 @@ from archipelago.runs.storage import Mirror, join, local_copy, read_text, readin
 from archipelago.runs.sweeps import is_sweep, read_rows
 from archipelago.sweeps.directory import SweepDirectory
 from archipelago.sweeps.dry_run import describe, seconds_per_round
-from archipelago.sweeps.resources import _PROBE, Reservation, reservation_for, sees
+from archipelago.sweeps.resources import _PROBE, Reservation, at_a_time, reservation_for, sees
 from archipelago.sweeps.runner import resume_sweep, run_sweep
 from archipelago.sweeps.search import Queue, Study
 from archipelago.sweeps.shared_prefix import in_order, shared_prefixes
@@ -38,6 +38,7 @@ from archipelago.sweeps.trial import TrialRun, payload, values_now
 from archipelago.sweeps.tune import TuneSweep
 from archipelago.sweeps.view import SweepView
 from tests.support import killers
+from tests.support.errors import refused
 from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs, events
 from tests.support.sweeps import assert_equal_sweeps, rows_of, sweep_of
@@ -57,7 +58,7 @@ def test_a_trial_is_the_run_that_it_would_be_alone(tmp_path: Path) -> None:
     assert_equal_runs(tmp_path / "sweep/runs/ifca-seed3", alone)
     with pytest.raises(UserError, match="all 4 trials done"):
         resume_sweep(address, quiet=True)
-    with pytest.raises(UserError, match="exists already; resume it"):
+    with refused("exists"):
         run_sweep(sweep, address, quiet=True)
 
 
@@ -468,8 +469,71 @@ def test_small_or_many_trials_need_no_actors() -> None:
     assert reservation_for(config_of("clients=8"), "auto", 9, (NODE,)).bundles == [{"CPU": 1.0}]
 
 
+def test_reservation_with_gpus_shares_them_among_small_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archipelago.sweeps.resources.torch_has_cuda", lambda: True)
+    large = ("clients=100", "local.steps=50", "local.batch=64")
+    nodes: tuple[Node, ...] = ({"CPU": 8.0}, {"CPU": 16.0, "GPU": 2.0})
+
+    def found(trials: int, *settings: str, choice: str = "auto") -> Reservation:
+        return reservation_for(config_of(*settings), choice, trials, nodes)
+
+    assert found(50) == Reservation([{"CPU": 1.0, "GPU": 0.25}], 0, 0.25)  # four small ones on each
+    assert found(3).gpus == 0.5 and found(2).gpus == found(1).gpus == 1.0
+    assert found(50, *large) == Reservation([{"CPU": 1.0, "GPU": 1.0}], 0, 1.0)  # large ones do not share
+    assert found(1, *large) == Reservation([{}, *[{"CPU": 1.0, "GPU": 1.0}] * 2], 2, 1.0)
+    assert found(50, "fleet.gpus=0") == Reservation([{"CPU": 1.0}], 0, 0.0)
+    assert found(9, "fleet.actors=4") == Reservation([{}, *[{"CPU": 1.0, "GPU": 0.5}] * 4], 4, 0.5)
+    fleet = config_of().fleet
+    assert [at_a_time(found(50, *each), fleet, nodes) for each in ((), large, ("fleet.gpus=0",))] == [
+        8,
+        2,
+        24,
+    ]
+
+
+def test_dry_run_says_which_devices_and_why_gpus_stay_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("archipelago.sweeps.resources", "archipelago.sweeps.dry_run"):
+        monkeypatch.setattr(f"{module}.torch_has_cuda", lambda: True)
+    monkeypatch.setattr("archipelago.sweeps.dry_run.nodes_of", lambda fleet: [{"CPU": 16.0, "GPU": 4.0}])
+    monkeypatch.setattr("archipelago.sweeps.dry_run.seconds_per_round", lambda config, limit, reserved: 1.0)
+
+    def described(*settings: str) -> dict[str, str]:
+        return {row[0]: row[1] for _, rows in describe(sweep_of(tmp_path, *settings)) for row in rows}
+
+    many = described("sweep.seeds=40")
+    assert many["devices"] == "0.25 GPU for each process with clients, precision 32"
+    assert many["trials at a time"] == "16" and many["seconds per round"] == "1 to 1 on a GPU of the cluster"
+    few = described("sweep.seeds=3")
+    assert few["devices"] == (
+        "1 GPU for each process with clients, precision 32; 1 of 4 GPUs stays idle: there are fewer processes with "
+        "clients (3) than GPUs."
+    )
+    off = described("sweep.seeds=3", "fleet.gpus=0")
+    assert off["devices"] == "CPUs, precision 32; 4 of 4 GPUs stay idle: fleet.gpus=0 was set."
+    assert off["seconds per round"] == "1 to 1 on this machine's CPU"
+
+
+def test_calibration_on_a_gpu_serves_all_clients_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is only asked for: torch has none here, and says so in the session."""
+    seen: list[InProcessSession] = []
+    make = InProcessSession.__init__
+
+    def made(session: InProcessSession, *arguments: Any, **more: Any) -> None:
+        make(session, *arguments, **more)
+        seen.append(session)
+
+    monkeypatch.setattr(InProcessSession, "__init__", made)
+    reserved = Reservation([{}, {"CPU": 1.0, "GPU": 0.5}], 1, 0.5)
+    config = config_of("fleet.backend=ray", "rounds=40", "clients=8")
+    assert seconds_per_round(config, reserved=reserved) is not None
+    assert seconds_per_round(config, reserved=Reservation([{"CPU": 1.0}], 0, 0.0)) is not None
+    assert [(len(each.fleet.all_sizes), each.gpus) for each in seen] == [(8, 0.5), (4, 0.0)]
+
+
 def test_a_trial_that_no_node_can_hold_is_a_sentence() -> None:
-    with pytest.raises(UserError, match="Expected room for 1 client actor of 8 CPU"):
+    with refused("capacity", wanted=1):
         room(9, "fleet.cpus=8")
 
 
@@ -619,7 +683,7 @@ def test_a_kill_while_a_sweep_is_made_leaves_its_name_free(tmp_path: Path) -> No
     SweepDirectory.create(str(tmp_path / "sweep"), sweep).close()
     (tmp_path / "sweep/sweep.yaml").unlink()
     (tmp_path / "sweep/notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="is taken by something that is no sweep"):
+    with refused("exists"):
         SweepDirectory.create(str(tmp_path / "sweep"), sweep)
 
 
@@ -651,7 +715,7 @@ def test_a_dry_run_says_trials_resources_and_time(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_counts_what_two_trials_share_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("archipelago.sweeps.dry_run.seconds_per_round", lambda config, limit: 1.0)
+    monkeypatch.setattr("archipelago.sweeps.dry_run.seconds_per_round", lambda config, limit, reserved: 1.0)
     for methods, seconds in {"[ifca]": 6 + 20, "[ifca,ifca+finetune]": 6 + 20 + 3}.items():
         sweep = sweep_of(tmp_path, HERE, f"sweep.methods={methods}", "rounds=20")
         *_, (_, rows) = describe(sweep)

@@ -7,7 +7,7 @@ Hooks of one run, in order (all in the driver's process, between rounds, one cal
     on_round        after every round, when its metrics are in the run directory
     on_checkpoint   when everything up to a round is on disk and its checkpoint is being written
     on_rollback     actors were lost: the rounds after a checkpoint are forgotten and run again
-    on_event        something worth telling happened outside of a round's own report
+    on_event        something worth reporting happened outside of a round's own report
     on_complete     the last round is done, the actors are alive, the run is not yet called finished
     on_end          the run is finished and all of its files are written
     on_failure      the run ends by an error (it can be resumed)
@@ -68,6 +68,14 @@ class LiveRun:
         return self.path.name
 
     @property
+    def shared(self) -> Path:
+        """The folder for what all runs of a sweep, or of a folder of runs, have in common."""
+        if self.in_working_copy:  # of an object store, which gets the files of the run alone
+            return self.path
+        path = self.path.resolve()
+        return path.parent.parent if self.sweep else path.parent
+
+    @property
     def rounds(self) -> int:
         """Rounds that were asked for; the run may be stopped before."""
         return self.config.rounds
@@ -90,7 +98,7 @@ class LiveRun:
             self.stop_reason = reason
 
     def note(self, text: str) -> None:
-        """Tell something: on the terminal and in `events.jsonl`."""
+        """Report something: on the terminal and in `events.jsonl`."""
         self.emit("on_event", text)
 
     def models(self) -> dict[str, Any]:
@@ -130,7 +138,7 @@ class Callback:
         """Actors were lost. The run directory is back at `round`; later rounds will be reported again."""
 
     def on_event(self, run: LiveRun, text: str) -> None:
-        """Something was told by `run.note`."""
+        """Something was reported by `run.note`."""
 
     def on_complete(self, run: LiveRun) -> None:
         """All rounds are done and `run.models()` still answers; the run is called finished after this."""
@@ -233,7 +241,8 @@ def named_in(setting: str, registry: Registry[T], name: str) -> Entry[T]:
     try:
         return registry.entry(name)
     except UserError as error:
-        raise UserError(f"Expected {setting} to list what can be found, got '{name}': {error}") from error
+        sentence = f"Expected {setting} to list what can be found, got '{name}': {error}"
+        raise error.rephrased(sentence) from error
 
 
 def callbacks_from(config: ExperimentSettings) -> list[Callback]:

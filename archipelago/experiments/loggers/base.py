@@ -120,8 +120,8 @@ class LoggerCallback(Callback):
             run=run,
         )
         self._logger = logger
-        if "version" not in known:  # some refuse to be told again, with values that changed on the way (PBT)
-            logger.log_hyperparams(hyperparameters(run.config))
+        if "version" not in known:  # some refuse to get them again, with values that changed on the way (PBT)
+            logger.log_hyperparams(self._parameters(run))
         self._logged = (
             run.round if capabilities.get("keeps_rounds") else min(known.get("round", 0), run.round)
         )
@@ -145,10 +145,18 @@ class LoggerCallback(Callback):
     def _finish(self, run: LiveRun) -> None:
         artifact = self._entry.capabilities.get("artifact")
         if artifact is not None:
-            for file in _report_files(run.path):
+            for file in self._files(run):
                 artifact(self._logger, file)
         self._remember(run, run.round)
         self._finalize("success")
+
+    def _parameters(self, run: LiveRun) -> dict[str, Any]:
+        return hyperparameters(run.config)
+
+    def _files(self, run: LiveRun) -> list[Path]:
+        """What a logger that takes files gets at the end."""
+        kept = ("config.yaml", "metrics.csv", "summary.md")
+        return [*(run.path / name for name in kept), *report_files(run.path)]
 
     def _finalize(self, status: str | None) -> None:
         logger, self._logger = self._logger, None
@@ -172,22 +180,27 @@ def numbers_of(metrics: Mapping[str, Any], timings: Mapping[str, float]) -> dict
     for cluster, size in enumerate(sizes if isinstance(sizes, list) else []):
         numbers[f"cluster_size/{cluster}"] = size
     for stage, seconds in timings.items():
-        numbers[f"seconds/{stage}"] = seconds
+        share = stage.startswith("share_")
+        numbers[f"share/{stage[6:]}" if share else f"seconds/{stage}"] = seconds
     return numbers
 
 
-def hyperparameters(config: ExperimentSettings) -> dict[str, Any]:
-    """The settings by dotted key, those without a value left out."""
+def hyperparameters(settings: ExperimentSettings | Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key, those without a value left out.
+
+    >>> hyperparameters({"sweep": {"seeds": [0, 1], "table": None}})
+    {'sweep.seeds': '[0, 1]'}
+    """
     flat: dict[str, Any] = {}
 
-    def add(prefix: str, settings: Mapping[str, Any]) -> None:
-        for name, value in settings.items():
+    def add(prefix: str, section: Mapping[str, Any]) -> None:
+        for name, value in section.items():
             if isinstance(value, Mapping):
                 add(f"{prefix}{name}.", value)
             elif value is not None and value != []:
                 flat[f"{prefix}{name}"] = value if isinstance(value, bool | int | float | str) else str(value)
 
-    add("", dataclasses.asdict(config))
+    add("", settings if isinstance(settings, Mapping) else dataclasses.asdict(settings))
     return flat
 
 
@@ -204,12 +217,11 @@ def _rounds_between(run: LiveRun, after: int, last: int) -> Sequence[tuple[dict[
     return [(row, seconds.get(row["round"], {})) for row in run.history if row["round"] > after]
 
 
-def _report_files(path: Path) -> list[Path]:
+def report_files(path: Path, out: str = "") -> list[Path]:
+    """The files of the report of a run or a sweep, made now."""
     from archipelago.reports.build import ReportRequest, build_report
 
-    built = build_report(ReportRequest([str(path)], figures="no"))
-    kept = ("config.yaml", "metrics.csv", "summary.md")
-    return [*(path / name for name in kept), *built.files]
+    return [Path(file) for file in build_report(ReportRequest([str(path)], out, figures="no")).files]
 
 
 def _read_memory(run: LiveRun) -> dict[str, dict[str, Any]]:

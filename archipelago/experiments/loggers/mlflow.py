@@ -1,4 +1,4 @@
-"""MLflow: a sweep is one experiment, a trial one run of it.
+"""MLflow: a sweep is one experiment, a trial one run of it, and so is the sweep's own report.
 
 Without `mlflow.tracking_uri` or MLFLOW_TRACKING_URI everything goes into a local file store, `mlruns` beside the run
 directory or in the sweep's: `MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri FOLDER` shows it.
@@ -41,7 +41,7 @@ def mlflow(run: LiveRun, name: str, version: str | None, group: str | None, opti
     from lightning.pytorch.loggers import MLFlowLogger
 
     address = options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    folder = None if address else _local_store(run, group)
+    folder = None if address else run.shared / FOLDER
     if folder is not None:
         # MLflow's sanctioned way to say that a store of plain files is meant; its databases are another address.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -61,10 +61,3 @@ def mlflow(run: LiveRun, name: str, version: str | None, group: str | None, opti
             fcntl.flock(stack.enter_context((folder / ".lock").open("a")), fcntl.LOCK_EX)
         logger.experiment.update_run(logger.run_id, status="RUNNING")  # also one that failed and is resumed
     return logger
-
-
-def _local_store(run: LiveRun, group: str | None) -> Path:
-    path = run.path.resolve()
-    if run.in_working_copy:  # of an object store, which gets the files of the run alone
-        return path / FOLDER
-    return (path.parent.parent if group else path.parent) / FOLDER

@@ -47,7 +47,8 @@ class BatchedModel:
         *,
         unfold: bool,
         bf16: bool = False,
-        exact: bool = False,
+        exact: int | None = None,
+        compiles: bool = False,
     ) -> None:
         self.samples, self.device, self.spec = samples, model.device, model.spec
         self.parameters = model.spec.parameters
@@ -60,6 +61,10 @@ class BatchedModel:
         self._sizes = [entry.stop - entry.start for entry in self._entries]
         self._buffers = [entry.name for entry in self._entries if entry.kind == "buffer"]
         self.rows_of_a_pass = self._pass_size() if exact is None else exact
+        self.compiles = compiles
+        self._compiled: dict[
+            tuple[str, ...] | None, Any
+        ] = {}  # gradients without penalties, by form of the batch
 
     # --- forward ------------------------------------------------------------------------------------------
 
@@ -156,6 +161,9 @@ class BatchedModel:
                 seen = {name: batch[f"{number}.{name}"] for name in penalty.outputs}
                 value = value + _penalty(penalty, theta, own, given, seen, weights)
             updates = [context.updates.get(name) for name in self._buffers]
+            # Nothing of this batch stays behind: its tensors belong to the transforms around this function.
+            context.mask = context.length = context.keys = None
+            context.updates = {}
             return value, (value, self._new_buffers(buffers, updates))
 
         return objective
@@ -171,8 +179,15 @@ class BatchedModel:
     def gradient(self, terms: Sequence[Penalty], batch: Batch, anchors: Anchors) -> Callable[..., Any]:
         """All clients' gradients: (n, parameters), (n,) values, (n, buffers), for batches of this form."""
         dimensions = [{name: None if shared else 0 for name, (_, shared) in each.items()} for each in anchors]
-        differentiated = torch.func.grad(self.objective(terms), has_aux=True)
-        batched = torch.func.vmap(differentiated, in_dims=(0, 0, dict.fromkeys(batch, 0), dimensions))
+        form = None if terms or not self.compiles else tuple(sorted(batch))
+        batched = self._compiled.get(form)
+        if batched is None:
+            differentiated = torch.func.grad(self.objective(terms), has_aux=True)
+            batched = torch.func.vmap(differentiated, in_dims=(0, 0, dict.fromkeys(batch, 0), dimensions))
+        if form is not None and form not in self._compiled:
+            # On a GPU this replays CUDA graphs: launching kernels is what a small network's step costs there.
+            mode = "reduce-overhead" if self.device.type == "cuda" else None
+            batched = self._compiled[form] = torch.compile(batched, mode=mode)
         values = [{name: value for name, (value, _) in each.items()} for each in anchors]
 
         def compute(theta: Tensor, buffers: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,7 +200,7 @@ class BatchedModel:
     def training(self, step: int, shortest: int = 2) -> None:
         """The next passes are those of a step of local training whose shortest batch has so many rows."""
         self._module.train()
-        self._context.step, self._context.shortest = step, shortest
+        self._context.step, self._context.shortest = step, min(shortest, 2)
 
     def evaluating(self) -> None:
         """The next passes move no statistics and draw nothing."""
@@ -231,6 +246,7 @@ def probe(batched: BatchedModel, start: Tensor) -> str:
         return note
 
     hooks = [layer.register_forward_pre_hook(entered(name)) for name, layer in module.named_modules() if name]
+    compiles, batched.compiles = batched.compiles, False  # for a step of two clients it is not worth it
     try:
         first, second = (_probe_step(batched, start, other) for other in (1, 2))
     except torch.OutOfMemoryError:
@@ -240,6 +256,7 @@ def probe(batched: BatchedModel, start: Tensor) -> str:
         where = f"layer '{last[0]}' ({last[1]})" if last[0] else f"{type(module).__name__}.forward"
         return f"torch cannot batch {where}: {said}"
     finally:
+        batched.compiles = compiles
         for hook in hooks:
             hook.remove()
     if not torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True):

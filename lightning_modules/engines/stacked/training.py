@@ -202,7 +202,8 @@ class StackedTraining:
         total = torch.zeros(len(inside), dtype=torch.float64, device=device)
         for step in range(table.lengths.shape[1]):
             running = int((table.lengths[:, step] > 0).sum())
-            stays = len(inside) if self._fixed else running  # fixed shapes: nobody leaves, some do nothing
+            # Fixed shapes: nobody leaves, some do nothing.
+            stays = len(inside) if self._fixed or model.compiles else running
             active = table.active(step) if stays > running else None
             batch = table.batch(step, stays, scale)
             now = [

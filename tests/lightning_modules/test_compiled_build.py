@@ -1,0 +1,184 @@
+"""Compiling the kernels: the same bits from every build, one file per machine, and what happens without a compiler."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from archipelago.core.errors import UserError
+from lightning_modules.engines import TrainJob, make_engine
+from lightning_modules.engines.compiled import build
+from tests.support.compiled import DIGEST_JOBS, Bench, digest, network
+
+ROOT = Path(__file__).resolve().parents[2]
+STORED = ROOT / "tests/support/compiled_digests.json"
+
+
+def able():
+    """Instruction sets of this processor, and a reason why there is nothing to test."""
+    try:
+        build._compiler()
+        build.chosen_instructions()
+    except build.CannotBuild as reason:
+        return [], str(reason)
+    has = build.processor_flags()
+    return [name for name in build.INSTRUCTIONS if build.NEEDED[name] <= has], ""
+
+
+ABLE, REASON = able()
+needs_kernels = pytest.mark.skipif(not ABLE and not os.environ.get("CI"), reason=REASON or "kernels")
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """Whoever asks for the library gets the one of the environment as it is now."""
+    monkeypatch.delenv("ARCHIPELAGO_KERNELS", raising=False)
+    build.library.cache_clear()
+    yield monkeypatch
+    build.library.cache_clear()
+
+
+@needs_kernels
+@pytest.mark.parametrize("instructions", ABLE or ["none"])
+@pytest.mark.parametrize("name", DIGEST_JOBS)
+def test_bits_are_those_of_the_stored_digest_with_every_instruction_set(fresh, name, instructions):
+    """`python -m tests.support.compiled_digests` writes them; a change of theirs belongs under *Results changed*."""
+    assert instructions in ABLE, REASON
+    fresh.setenv("ARCHIPELAGO_KERNELS", instructions)
+    assert digest(name) == json.loads(STORED.read_text())[name]
+    assert build.library().lanes() == {"avx512": 16, "avx2": 8}[instructions]
+
+
+@needs_kernels
+def test_a_second_compiler_gives_the_same_bits(fresh, tmp_path):
+    import shutil
+
+    first = Path(build._compiler()[0]).resolve().name
+    other = next((c for c in ("clang", "gcc") if shutil.which(c) and not first.endswith(c) and c not in first), None)
+    if other is None:
+        pytest.skip("one compiler only")
+    fresh.setenv("CC", other)
+    fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert digest("cnn_cifar") == json.loads(STORED.read_text())["cnn_cifar"]
+
+
+@needs_kernels
+def test_kernels_are_compiled_once_whoever_asks_at_the_same_time(fresh, tmp_path):
+    fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(build.library_path())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1 and found[0].parent == tmp_path / "archipelago/kernels"
+    assert [each.name for each in found[0].parent.iterdir()] == [found[0].name]  # nothing half-built is left
+    before = found[0].stat().st_mtime_ns
+    assert build.library_path() == found[0] and found[0].stat().st_mtime_ns == before
+    if len(ABLE) > 1:
+        fresh.setenv("ARCHIPELAGO_KERNELS", ABLE[1])
+        assert build.library_path() != found[0]
+
+
+@needs_kernels
+def test_a_damaged_file_is_removed_and_said(fresh, tmp_path):
+    fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = build.library_path()
+    path.write_bytes(b"not a library")
+    with pytest.raises(build.CannotBuild, match="could not be loaded"):
+        build.library()
+    assert build.library().lanes() in (8, 16)
+
+
+def trained_by_loop(fresh):
+    """A small training that must be the loop's, and what the engine said."""
+    bench = Bench(network("cnn_digits", (1, 8, 8), 5), (1, 8, 8))
+    job = bench.job([8, 8])
+    found, again = bench.engine.train_one(job), bench.engine.train_one(job)
+    expected = make_engine("loop", bench.model, bench.samples).train_one(job)
+    assert np.array_equal(found.model, expected.model) and np.array_equal(again.model, expected.model)
+    return bench.engine.notes
+
+
+def test_without_a_compiler_the_loop_trains_and_it_is_said_once(fresh, tmp_path):
+    fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fresh.setenv("PATH", str(tmp_path))
+    fresh.delenv("CC", raising=False)
+    fresh.setattr(build, "processor_flags", lambda: {"avx2", "fma"})
+    (note,) = trained_by_loop(fresh)
+    assert "falls back to loop" in note and "no C compiler" in note
+
+
+def test_without_fma_the_loop_trains_and_it_is_said_once(fresh):
+    fresh.setattr(build, "processor_flags", lambda: {"sse2", "avx"})
+    (note,) = trained_by_loop(fresh)
+    assert "falls back to loop" in note and "FMA" in note
+
+
+def test_a_compiler_that_fails_is_said(fresh, tmp_path):
+    fake = tmp_path / "cc"
+    fake.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo fake 1.0 && exit 0\necho 'x: error: no' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    fresh.setenv("CC", str(fake))
+    fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fresh.setattr(build, "processor_flags", lambda: {"avx2", "fma"})
+    (note,) = trained_by_loop(fresh)
+    assert "could not compile the kernels (x: error: no)" in note
+
+
+def test_an_unknown_instruction_set_is_a_sentence(fresh):
+    fresh.setenv("ARCHIPELAGO_KERNELS", "neon")
+    with pytest.raises(UserError, match="avx512, avx2, got 'neon'"):
+        build.chosen_instructions()
+
+
+def test_every_source_is_in_the_key_and_in_the_package():
+    folder = Path(build.__file__).parent
+    assert {each.name for each in folder.iterdir() if each.suffix in (".c", ".h")} == set(build.SOURCES)
+
+
+def _library_of_the_compiler(name):
+    command = [build._compiler()[0], f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+@needs_kernels
+@pytest.mark.slow
+def test_kernels_under_the_sanitizers(tmp_path):
+    """AddressSanitizer (gaps between tensors are forbidden memory) and UBSan, on the numerical tests."""
+    # libstdc++ beside it, so that exceptions of libraries that bring their own are found.
+    preloaded = [_library_of_the_compiler(name) for name in ("libasan.so", "libstdc++.so")]
+    if not all(Path(each).is_file() for each in preloaded):
+        pytest.skip("the compiler has no AddressSanitizer to preload")
+    for instructions in ABLE:
+        environment = {**os.environ, "ARCHIPELAGO_KERNELS": f"{instructions}+sanitize", "LD_PRELOAD": " ".join(preloaded),
+                       "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1", "XDG_CACHE_HOME": str(tmp_path)}  # fmt: skip
+        command = [sys.executable, "-m", "tests.support.compiled_sanitized"]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.split()[-2:] == ["caught", "fine"]
+
+
+@needs_kernels
+def test_a_silently_slow_build_is_noticed():
+    """A ratio of processor time to torch in one process, least of many: 0.24 with AVX-512, 0.40 with AVX2 on EPYC."""
+    torch.set_num_threads(1)
+    shape = (3, 32, 32)
+    bench = Bench(network("cnn_cifar", shape, 10), shape, samples=64, channels_last=True)
+    rng = np.random.default_rng(0)
+    job = TrainJob(0, bench.model.vector(), [rng.permutation(64)[:32] for _ in range(2)], seed=0)
+    loop = make_engine("loop", bench.model, bench.samples)
+    least = dict.fromkeys(("compiled", "loop"), float("inf"))
+    for _ in range(25):
+        for name, engine in (("compiled", bench.engine), ("loop", loop)):
+            started = time.process_time()
+            engine.train_one(job)
+            least[name] = min(least[name], time.process_time() - started)
+    assert least["compiled"] / least["loop"] < 0.7, least

@@ -1,0 +1,208 @@
+"""The compiled engine's yardstick: the same steps in float64, by torch, and where they are decided by a hair."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import archipelago.core.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from archipelago.core.randomness import generator, seeded_torch
+from archipelago.core.settings import LocalSettings
+from lightning_modules.base import FederatedModule
+from lightning_modules.engines import TrainJob, TrainResult, make_engine
+from lightning_modules.engines.objective import objective_of, prepare
+from lightning_modules.flat import FlatModel
+from lightning_modules.networks import build_network
+from lightning_modules.samples import Samples
+
+
+class Module(FederatedModule):
+    """The platform's module around any network, with an optimizer of the test's own."""
+
+    make_optimizer: Any = None
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.make_optimizer(self.parameters())
+
+
+def module_around(network: nn.Module, classes: int | None, optimizer: Any = None) -> Module:
+    module = Module(network, classes=classes, local=LocalSettings())
+    module.make_optimizer = optimizer or (lambda p: torch.optim.SGD(p, lr=0.05))
+    return module
+
+
+class Bench:
+    """A network in both precisions, with samples of random bytes (or numbers)."""
+
+    def __init__(self, make: Any, shape: tuple[int, ...], *, classes: int | None = 5, optimizer: Any = None,
+                 samples: int = 60, raw: str = "bytes", **options: Any) -> None:  # fmt: skip
+        rng = generator(0, "samples of a test")
+        size = (samples, *shape)
+        x = rng.integers(0, 256, size).astype(np.uint8) if raw == "bytes" else rng.standard_normal(size)
+        y = rng.integers(0, classes, samples) if classes else rng.standard_normal(samples)
+        with seeded_torch(3):
+            network = make()
+        self.model = FlatModel(module_around(network, classes, optimizer))
+        with seeded_torch(3):
+            self.exact = module_around(make(), classes, optimizer).double()
+        channels = shape[0] if len(shape) == 3 else 1
+        mean, std = [0.4] * channels, [0.3] * channels
+        self.samples = Samples(
+            x if raw != "floats" else x.astype(np.float32), y, mean=mean, std=std, classes=classes, **options
+        )
+        self.engine = make_engine("compiled", self.model, self.samples)
+
+    def job(self, batches: list[int], **extra: Any) -> TrainJob:
+        """Batches of these sizes; parameters are moved a little, so that biases and scales are not 0 and 1."""
+        rng = generator(1, "batches of a test")
+        start = self.model.vector().copy()
+        start += (0.05 * rng.standard_normal(len(start))).astype(np.float32)
+        buffers = self.model.spec.columns("buffers")
+        start[buffers] = np.abs(start[buffers]) + 0.5
+        count = len(self.samples.raw().x)
+        return TrainJob(
+            0, start, [rng.choice(count, size, replace=False) for size in batches], seed=0, **extra
+        )
+
+    def in_float64(self, job: TrainJob) -> TrainResult:
+        """The job by torch in double precision."""
+        module, spec = self.exact, self.model.spec
+        objective = prepare(job, self.model, self.samples)
+        terms = [
+            dataclasses.replace(
+                t, anchors={k: v.double() if v.is_floating_point() else v for k, v in t.anchors.items()}
+            )
+            for t in objective.terms
+        ]
+        tensors = dict([*module.named_parameters(), *module.named_buffers()])
+        with torch.no_grad():
+            for entry in spec.entries:
+                part = torch.from_numpy(job.start[entry.start : entry.stop].astype(np.float64))
+                tensors[entry.name].copy_(part.reshape(entry.shape))
+        optimizer = module.configure_optimizers()
+        parameters = list(module.parameters())
+        for key, value in (job.optimizer_state or {}).items():
+            index, _, name = key.partition(".")
+            as_double = torch.from_numpy(value.astype(np.float64))
+            optimizer.state[parameters[int(index)]][name] = as_double if name != "step" else as_double.float()
+        module.train()
+        total = 0.0
+        for step, index in enumerate(job.batches):
+            x, y = self.samples.batch(index)
+            y = y.double() if module.classes is None else y
+            rows = {k: v.double() if v.is_floating_point() else v for k, v in objective.rows(step).items()}
+            live = torch.cat([p.reshape(-1) for p in parameters])
+            optimizer.zero_grad()
+            value = objective_of(module, module(x.double()), y, live, terms, rows)
+            value.backward()
+            optimizer.step()
+            total += float(value.detach())
+        model = np.concatenate([tensors[e.name].detach().numpy().ravel() for e in spec.entries])
+        state = {
+            f"{i}.{name}": np.asarray(torch.as_tensor(v).detach().numpy())
+            for i, p in enumerate(parameters)
+            for name, v in optimizer.state[p].items()
+            if v is not None
+        }
+        return TrainResult(0, model, state, total / len(job.batches))
+
+
+def errors(found: TrainResult, exact: TrainResult, start: np.ndarray) -> tuple[float, float, float]:
+    """(of what moved, of the optimizer's state, of the objective), each relative to its largest number."""
+    moved = np.abs(exact.model - start).max()
+    worst = 0.0
+    assert found.optimizer_state.keys() == exact.optimizer_state.keys()
+    names = {key.partition(".")[2] for key in exact.optimizer_state}
+    for name in names:
+        keys = [key for key in exact.optimizer_state if key.partition(".")[2] == name]
+        largest = max(np.abs(exact.optimizer_state[key]).max() for key in keys)
+        for key in keys:
+            away = np.abs(found.optimizer_state[key] - exact.optimizer_state[key]).max()
+            worst = max(worst, away / largest)
+    objective = abs(found.objective - exact.objective) / max(abs(exact.objective), 1e-3)
+    return float(np.abs(found.model - exact.model).max() / moved), float(worst), objective
+
+
+@contextmanager
+def counted_ties(within: float = 2e-6) -> Iterator[list[int]]:
+    """How many windows of max-pools and arguments of ReLUs are nearer to a tie than float32 can tell."""
+    counts: list[int] = []
+    pool, relu = F.max_pool2d, F.relu
+
+    def counting_pool(x: torch.Tensor, kernel_size: Any, *rest: Any, **named: Any) -> torch.Tensor:
+        kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
+        if kernel[0] * kernel[1] > 1:
+            windows = x.detach().unfold(2, kernel[0], 1).unfold(3, kernel[1], 1).flatten(4)
+            two = windows.topk(2, dim=-1).values
+            counts.append(int((two[..., 0] - two[..., 1] < within * x.detach().abs().max()).sum()))
+        return pool(x, kernel_size, *rest, **named)
+
+    def counting_relu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+        seen = x.detach()
+        counts.append(int(((seen.abs() < within * seen.abs().max()) & (seen != 0)).sum()))
+        return relu(x, inplace)
+
+    F.max_pool2d, F.relu = counting_pool, counting_relu
+    try:
+        yield counts
+    finally:
+        F.max_pool2d, F.relu = pool, relu
+
+
+def network(name: str, shape: tuple[int, ...], classes: int | None, **options: Any) -> Any:
+    """A maker of a registered network."""
+    from archipelago.core.schema import composed
+    from archipelago.core.settings import ModelSettings
+
+    return lambda: build_network(composed(ModelSettings)(name=name, **options), shape, classes)
+
+
+DIGEST_JOBS = {
+    "mlp": ((1, 8, 8), "sgd", {}),
+    "cnn_cifar": ((3, 32, 32), "sgd", {}),
+    "cnn_fashion": ((1, 28, 28), "adam", {}),
+    "resnet_slim": ((3, 25, 25), "sgd", {}),
+    "resnet18": ((3, 8, 8), "sgd", {"norm": "group"}),
+    "cnn_celeba": ((3, 21, 18), "adam", {}),
+}
+
+
+def digest(name: str) -> str:
+    """Of the bits of a training with ragged batches, frozen models and weights, and of a forward pass.
+
+    Nothing that torch computed goes in: start, samples and weights are drawn by numpy.
+    """
+    shape, kind, options = DIGEST_JOBS[name]
+    optimizers = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+        "adam": lambda p: torch.optim.Adam(p, lr=0.003),
+    }
+    bench = Bench(network(name, shape, 5, **options), shape, optimizer=optimizers[kind])
+    rng = generator(7, "digest")
+    size = bench.model.spec.size
+    start, under = (
+        np.abs(rng.uniform(-0.1, 0.1, size)).astype(np.float32) + np.float32(0.001) for _ in range(2)
+    )
+    signs = np.where(rng.random(size) < 0.5, -1, 1).astype(np.float32)
+    parameters = bench.model.spec.columns("parameters")
+    start[parameters] *= signs[parameters]
+    under[parameters] *= signs[parameters]
+    weights = (np.arange(60), rng.uniform(0.5, 2.0, 60).astype(np.float32))
+    job = bench.job([32, 17, 20], on_top_of=[under], sample_weights=weights, scale=0.7)
+    job = TrainJob(0, start, job.batches, 0, on_top_of=[under], sample_weights=weights, scale=0.7)
+    result = bench.engine.train_one(job)
+    assert not bench.engine.notes and np.isfinite(result.model).all()
+    content = hashlib.sha256(result.model.tobytes())
+    for key in sorted(result.optimizer_state):
+        content.update(result.optimizer_state[key].tobytes())
+    content.update(np.float64(result.objective).tobytes())
+    content.update(bench.engine.outputs(result.model, np.arange(60)).numpy().tobytes())
+    return content.hexdigest()[:32]
