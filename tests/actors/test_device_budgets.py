@@ -71,7 +71,7 @@ def second_round(
     with shadow_session(plan, dry=dry) as shadow:
         shadow.run_round(1)
         first = len(shadow.device.copies)
-        counts = shadow.run_round(2)
+        counts = shadow.run_round(2) | shadow.all_losses(10)
         assert not shadow.device.mixed, [str(each) for each in shadow.device.mixed]
         assert shadow.reports[-1].metrics["participants"] == clients
         models = {stage: shadow.model_bytes(stage, first) for stage in counts}
@@ -88,9 +88,11 @@ def test_device_budget_of_training(clients):
     check(TRAIN, "train", second_round(ENGINE, "ifca", clients))
 
 
+@pytest.mark.parametrize("stage", ["best", "losses"])
 @pytest.mark.parametrize("clients", [24, 200])
-def test_device_budget_of_losses_under_ten_models(clients):
-    check(LOSSES, "losses", second_round(ENGINE, "ifca", clients), models_excepted=True)
+def test_device_budget_of_losses_under_ten_models(clients, stage):
+    """All of them, and the assignment, which needs to know the least."""
+    check(LOSSES, stage, second_round(ENGINE, "ifca", clients), models_excepted=True)
 
 
 @pytest.mark.parametrize("clients", [24, 200])
@@ -111,7 +113,7 @@ def test_device_budget_of_evaluation_includes_a_single_model():
 def test_device_budget_does_not_grow_with_the_number_of_clients():
     """Few samples each: memory, which is a reason for more passes over them, is none here."""
     few, many = (second_round(ENGINE, "ifca", clients, samples=20).counts for clients in (100, 200))
-    for stage in ("train", "losses", "evaluate"):
+    for stage in ("train", "best", "losses", "evaluate"):
         for what in ("operations", "copies", "synchronisations"):
             a, b = getattr(few[stage], what), getattr(many[stage], what)
             assert abs(a - b) <= 0.1 * max(a, b), f"{stage}, {what}: {a} at 100 clients, {b} at 200"

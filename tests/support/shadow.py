@@ -52,7 +52,7 @@ class ShadowDevice:
     """A context manager; one at a time. `memory` is its size: beyond it, `torch.OutOfMemoryError`, as on a GPU.
 
     `trace=True` keeps every operation with the bytes and floating-point operations it needs (`kernels`).
-    `dry=True` spares the arithmetic: floating-point results on the device are zeros that take no memory, so that
+    `dry=True` spares the arithmetic: results of floating-point numbers are zeros that take no memory, so that
     networks and batches of any size can be counted. Whatever depends on such a value is then counted for zeros.
     """
 

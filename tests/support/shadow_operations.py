@@ -213,7 +213,7 @@ class Operations(TorchDispatchMode):
 
 
 def without_arithmetic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Zeros of the shape, type and strides that floating-point results would have; the rest is computed.
+    """Zeros of the shape, type and strides that results would have; integers of integers, and truths, are computed.
 
     Zeros that nobody writes to take no memory. What an operation writes to stays as it is.
     """
@@ -266,7 +266,9 @@ def _shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shapes = func(*tree_map(shape_of, args), **elsewhere)
     except (NotImplementedError, RuntimeError):  # sizes that depend on values, or no such kernel
         return None
-    return shapes if any(tensor.is_floating_point() for tensor in tensors(shapes)) else None
+    floating = any(tensor.is_floating_point() for tensor in tensors((args, kwargs, shapes)))
+    # Whether something is finite, or equal, is looked at: that is cheap, and zero would be the wrong answer.
+    return shapes if floating and not any(tensor.dtype == torch.bool for tensor in tensors(shapes)) else None
 
 
 def _zeros(like: Any) -> Any:
