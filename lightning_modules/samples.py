@@ -36,7 +36,7 @@ class RememberedOutputs:
         return self._kept.get(key)
 
     def put(self, key: bytes, outputs: Tensor) -> Tensor:
-        """Keep outputs if there is room."""
+        """Keep outputs if memory allows."""
         size = outputs.numel() * outputs.element_size()
         if self._bytes + size <= self.capacity:
             self._kept[key] = outputs
@@ -62,7 +62,7 @@ class _LastInputs:
         return chunk if chunk is not None and chunk._version == changes else None
 
     def put(self, number: int, chunk: Tensor) -> Tensor:
-        """Keep a chunk if there is room."""
+        """Keep a chunk if memory allows."""
         self.capacity -= chunk.numel() * chunk.element_size()
         if self.capacity >= 0:
             self._kept[number] = (chunk, chunk._version)
