@@ -112,7 +112,7 @@ def stored(
     recipe: Callable[[], Recipe],
     inside: str = "mapped",
 ) -> Stored:
-    """The copy made from these input files (told apart by name, size and time) with these options.
+    """The copy made from these input files (distinguished by name, size and time) with these options.
 
     `inside` is the folder of copies in `data.root`, where no other is set.
     """

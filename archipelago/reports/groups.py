@@ -50,7 +50,7 @@ class Group:
     runs: list[RunFiles] = field(default_factory=list)
     missing: list[Trial] = field(default_factory=list)
     name: str = ""  # as a sweep calls it
-    told: Mapping[Path, Trial] = field(default_factory=dict)  # what a sweep says of the runs
+    reported: Mapping[Path, Trial] = field(default_factory=dict)  # what a sweep says of the runs
     vocabulary: Vocabulary = field(default_factory=built_in)
 
     @property
@@ -61,7 +61,7 @@ class Group:
     @property
     def tuned(self) -> Column | None:
         """The metric on validation data that the group competed with others by; None where it did not."""
-        trial = next((trial for trial in self.told.values() if trial.tuned), None)
+        trial = next((trial for trial in self.reported.values() if trial.tuned), None)
         if trial is None:
             return None
         by = self.vocabulary.column(trial.tuned)
@@ -145,9 +145,9 @@ class Group:
                 continue
             why = str(run.status.sentence or "")
             # What a run that was stopped, or lost its process, cannot say itself, the sweep knows.
-            told = self.told.get(run.path)
-            if told is not None and told.status in ("stopped", "failed"):
-                state, why = told.status, told.reason or why
+            reported = self.reported.get(run.path)
+            if reported is not None and reported.status in ("stopped", "failed"):
+                state, why = reported.status, reported.reason or why
             done = f"{state} after {run.status.rounds_done} rounds"
             words.append(_words(run.setting("seed"), done, why))
         for run in self.counted:
@@ -220,7 +220,7 @@ def make_groups(trials: Iterable[Trial], labels: Labels = registered_labels) -> 
         names.setdefault((trial.sweep, _key(settings)), set()).add(trial.group)
     found: dict[Any, _Entry] = {}
     by_name: dict[Any, _Entry] = {}
-    told: dict[Path, Trial] = {}
+    reported: dict[Path, Trial] = {}
     for trial, run, settings in with_runs:
         if len(names[trial.sweep, _key(settings)]) > 1:
             settings["group"] = trial.group
@@ -228,7 +228,7 @@ def make_groups(trials: Iterable[Trial], labels: Labels = registered_labels) -> 
         entry = found.setdefault(_key(settings), _Entry(settings))
         entry.runs.append(run)
         if trial.group:
-            told[run.path] = trial
+            reported[run.path] = trial
             entry.name = entry.name or trial.group
             by_name.setdefault(_named(trial), entry)
     alone: dict[Any, list[Trial]] = {}
@@ -239,7 +239,7 @@ def make_groups(trials: Iterable[Trial], labels: Labels = registered_labels) -> 
             alone.setdefault(_named(trial), []).append(trial)
     groups = _labelled(list(found.values()), labels)
     for group in groups:
-        group.told = {run.path: told[run.path] for run in group.runs if run.path in told}
+        group.reported = {run.path: reported[run.path] for run in group.runs if run.path in reported}
     return groups + _without_runs(list(alone.values()))
 
 
@@ -265,7 +265,7 @@ def _named(trial: Trial) -> tuple[Path | None, str, int | None]:
 
 
 def _without_runs(lost: Sequence[list[Trial]]) -> list[Group]:
-    """A group for each name of a sweep of which nothing was written; sweeps are told where they share a name."""
+    """A group for each name of a sweep of which nothing was written; sweeps are named where they share one."""
     names = [(trials[0].group, trials[0].sweep) for trials in lost]
     groups = []
     for (name, sweep), trials in zip(names, lost, strict=True):

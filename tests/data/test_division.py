@@ -105,7 +105,7 @@ class TestHoldOut:
             assert set(taken) <= set(made.holdout[made.groups[client]])
             assert set(made.y[before.test]) == set(made.y[after.test])  # label supports stay
 
-    def test_mixtures_hold_out_half_unless_told(self) -> None:
+    def test_mixtures_hold_out_half_by_default(self) -> None:
         data = {"name": "synthetic", "sources": 2}
         sizes = [
             sum(len(each) for each in build(data=data, name="mixture", **more).holdout)

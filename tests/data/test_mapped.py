@@ -37,7 +37,7 @@ def make(root: Path, made: list[int] | None = None, x: np.ndarray = X, **setting
     return stored(DataSettings(root=str(root), **settings), "mine", [root / "input"], ["option"], counted)
 
 
-def test_made_once_and_split_as_told(tmp_path: Path) -> None:
+def test_made_once_and_split_as_asked(tmp_path: Path) -> None:
     made: list[int] = []
     for _ in range(2):
         parts = make(tmp_path, made, mapped="yes").parts()
@@ -70,7 +70,7 @@ def test_changed_input_is_another_copy_and_equal_content_the_same_one(tmp_path: 
     assert len(folders) == 2
 
 
-def test_small_copies_are_read_into_memory_unless_told_otherwise(
+def test_small_copies_are_read_into_memory_unless_asked_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not isinstance(make(tmp_path).x, MappedArray)
@@ -144,7 +144,7 @@ stored(DataSettings(root={str(tmp_path)!r}), "mine", [], ["option"],
     assert [*(tmp_path / "mapped").glob(".making-*")]
     fine = stored(DataSettings(root=str(tmp_path)), "mine", [], ["option"], recipe)
     assert (fine.x == X).all()
-    assert not [*(tmp_path / "mapped").glob(".making-*")]  # nor anything that takes room for ever
+    assert not [*(tmp_path / "mapped").glob(".making-*")]  # nor anything that stays for ever
 
 
 def test_where_the_root_has_no_room_the_default_root_has(

@@ -116,7 +116,7 @@ def test_status_of_open_run_and_of_reports_is_one(tmp_path: Path) -> None:
     def states() -> set[str]:
         return {open_run(path).status.state, RunFiles(path).status.state, find_trials([path])[0].status}
 
-    assert states() == {"running"}  # a copy without its lock: nothing can be told
+    assert states() == {"running"}  # a copy without its lock: nothing is known
     lock = FolderLock(path, path)
     named = (path / ".lock").read_text()
     assert states() == {"running"}
