@@ -46,7 +46,6 @@ from archipelago.experiments.given import (
     parse_yaml,
     wrong_type,
 )
-
 from archipelago.experiments.readers import Unread, replaced, without_unread
 
 __all__ = [

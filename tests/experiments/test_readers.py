@@ -45,7 +45,7 @@ from archipelago.sweeps.config import load_sweep
 def test_unread_setting_is_refused_with_its_readers(given: list[str], reader: str) -> None:
     with pytest.raises(UserError) as caught:
         load_config(None, given)
-    key, _, value = given[-1].partition("=")
+    key, _, _ = given[-1].partition("=")
     assert f"beside {key}=" in str(caught.value) and reader in str(caught.value)
 
 
@@ -84,7 +84,7 @@ def test_unread_setting_of_a_file_goes_where_an_override_took_its_reader(tmp_pat
     assert load_config(file).partition.alpha == 0.01
     default = leaves(full_schema())["partition.alpha"].default
     assert load_config(file, ["partition=iid"]).partition.alpha == default
-    with pytest.raises(UserError, match="beside partition.alpha=0.2"):
+    with pytest.raises(UserError, match=r"beside partition\.alpha=0\.2"):
         load_config(file, ["partition=iid", "partition.alpha=0.2"])
     file.write_text("partition: {name: iid, alpha: 0.01}\n")
     with pytest.raises(UserError, match="dirichlet"):
