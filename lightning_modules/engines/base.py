@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from archipelago.core.errors import UserError
-from archipelago.core.randomness import seeded_torch
 from archipelago.core.registry import Entry, NoOptions, Registry
 from lightning_modules.engines.objective import TrainJob, TrainResult, follows_contract, prepare
 from lightning_modules.flat import FlatModel
@@ -64,7 +63,7 @@ class Engine:
         """Everything a client's steps need in place, and everything put back afterwards."""
         model = self.model
         module: Any = model.module
-        with seeded_torch(job.seed):
+        with model.seeded(job.seed):
             if follows_contract(module):
                 module.local_objective = prepare(job, model, self.samples)
             elif not job.is_plain:

@@ -11,7 +11,7 @@ from tests.support.experiments import digest, plan_of, run, session_of
 
 MIXED = (
     "method=fedsoft", "data=synthetic", "data.sources=2", "data.samples=1200", "data.rotations=1",
-    "partition=mixture", "clients=6", "model=linear", "model.hidden=[8]", "local.optimizer=adam", "local.lr=0.05",
+    "partition=mixture", "clients=6", "model=linear", "local.optimizer=adam", "local.lr=0.05",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -126,6 +127,30 @@ def test_a_damaged_copy_is_made_again(file: str, how: str, tmp_path: Path) -> No
         assert (again.x == X).all() and again.y.tolist() == Y.tolist() and len(again.owners) == 10
     assert made == [1, 1]
     assert len([path for path in (tmp_path / "mapped").iterdir() if path.is_dir()]) == 1
+
+
+@pytest.mark.parametrize("file", ["x.npy", "y.npy", "owners.npy"])
+def test_a_copy_with_other_content_under_its_name_is_made_again(file: str, tmp_path: Path) -> None:
+    made: list[int] = []
+    place = Path(make(tmp_path, made, mapped="yes").x.address).parent / file
+    other = np.load(place)
+    np.save(place, np.roll(other, 1, axis=0))  # of the same shape and type
+    for _ in range(2):
+        again = make(tmp_path, made, mapped="yes")
+        assert (again.x == X).all() and again.y.tolist() == Y.tolist()
+    assert made == [1, 1]
+
+
+def test_a_copy_that_was_copied_is_read_once_and_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    folder = Path(make(tmp_path, made, mapped="yes").x.address).parent
+    for path in folder.glob("*.npy"):
+        os.utime(path, ns=(5, 5))
+    assert (make(tmp_path, made, mapped="yes").x == X).all() and made == [1]
+    monkeypatch.setattr("archipelago.data.mapped._digest", None)  # not asked again
+    assert (make(tmp_path, made, mapped="yes").x == X).all() and made == [1]
 
 
 def test_a_killed_maker_leaves_nothing_that_is_taken_for_a_copy(tmp_path: Path) -> None:
