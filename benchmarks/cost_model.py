@@ -36,11 +36,11 @@ class Gpu:
     def assumptions(self) -> str:
         """All of it in one sentence."""
         return (
-            f"{self.name} {self.memory_gb} GB: {self.launch * 1e6:g} us to launch an operation (a host's Python often needs "
-            f"more: `python -m benchmarks host`), {self.copy_call * 1e6:g} us to start a copy, {self.wait * 1e6:g} us for a "
-            f"synchronisation, {self.shortest_kernel * 1e6:g} us for the shortest kernel, {self.pcie / 1e9:g} GB/s over "
-            f"PCIe, {self.share_of_bandwidth:.0%} of {self.bandwidth / 1e9:,.0f} GB/s, {self.share_of_arithmetic:.0%} of "
-            f"{self.arithmetic / 1e12:g} float32 TFLOP/s."
+            f"{self.name} {self.memory_gb} GB: {self.launch * 1e6:g} us to launch an operation (a host's Python often "
+            f"needs more: `python -m benchmarks host`), {self.copy_call * 1e6:g} us to start a copy, "
+            f"{self.wait * 1e6:g} us for a synchronisation, {self.shortest_kernel * 1e6:g} us for the shortest kernel, "
+            f"{self.pcie / 1e9:g} GB/s over PCIe, {self.share_of_bandwidth:.0%} of {self.bandwidth / 1e9:,.0f} GB/s, "
+            f"{self.share_of_arithmetic:.0%} of {self.arithmetic / 1e12:g} float32 TFLOP/s."
         )
 
     def seconds(self, counted: dict[str, int], kernels: Iterable[tuple[int, int, float]]) -> dict[str, float]:

@@ -16,15 +16,18 @@ from tests.support.shadow_book import CPU, DEVICE, Book, Kernel, Mixed, where
 
 aten = torch.ops.aten
 NO_KERNEL = {  # memory without a kernel, or a new name for the same memory
-    aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.lift_fresh,
-    aten.set_, aten.is_pinned, aten._local_scalar_dense, aten.resize_, aten.detach_, aten.is_same_size,
+    aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided,
+    aten.is_pinned, aten._local_scalar_dense, aten.is_same_size,
 }  # fmt: skip
 # The host waits for a size or a value (for `.item()` too).
 SYNCHRONISING = {
     aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.bincount,
     aten.equal, aten.is_nonzero, aten.multinomial, aten._local_scalar_dense, aten.histc,
 }  # fmt: skip
-RENAMING = {aten._unsafe_view, aten._reshape_alias, aten.lift_fresh}  # views that do not say so
+RENAMING = {  # views that do not say so, or that change a tensor's own shape
+    aten._unsafe_view, aten._reshape_alias, aten.lift_fresh, aten.squeeze_, aten.unsqueeze_, aten.transpose_,
+    aten.t_, aten.as_strided_, aten.set_, aten.resize_, aten.detach_,
+}  # fmt: skip
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 LIKE = {  # new memory after an example, which the call may want elsewhere
     aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
@@ -204,7 +207,7 @@ class Operations(TorchDispatchMode):
             and not func._schema.is_mutable
             and all(tensor.untyped_storage()._cdata in known for tensor in outputs)
         )
-        if view or packet in NO_KERNEL:
+        if view or packet in NO_KERNEL or packet in RENAMING:
             return
         self.book.add(name, at, operations=1)
         if self.book.kernels is not None:
@@ -217,6 +220,8 @@ def without_arithmetic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
     Zeros that nobody writes to take no memory. What an operation writes to stays as it is.
     """
+    if func.overloadpacket in RENAMING:
+        return func(*args, **kwargs)
     if func._schema.is_mutable:
         given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
         given |= kwargs

@@ -4,8 +4,8 @@
         counts = shadow.run_round(1)         # {"train": Counts, "losses": Counts, "combine": ..., "": the server's own}
     assert not shadow.device.mixed
 
-A stage is what the fleet asks of a block: `train`, `best`, `losses`, `evaluate`, `gradients`, `map`, `combine`, `columns`,
-`distances`, `measure`, `begin`, `commit`, `initial`. Whatever happens outside of these is under ''.
+A stage is what the fleet asks of a block: `train`, `best`, `losses`, `evaluate`, `gradients`, `map`, `combine`,
+`columns`, `distances`, `measure`, `begin`, `commit`, `initial`. Whatever happens outside of these is under ''.
 """
 
 from __future__ import annotations
