@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from archipelago.core.dotted import dotted
 from archipelago.core.vocabulary import (
     Column,
     Labels,
@@ -223,7 +224,11 @@ def make_groups(trials: Iterable[Trial], labels: Labels = registered_labels) -> 
 
 def _telling(trial: Trial, run: RunFiles) -> dict[str, Any]:
     """The settings that tell a run from those of other groups."""
-    settings = {key: value for key, value in flat(run.config).items() if not key.startswith(_ELSEWHERE)}
+    settings = {
+        key: value
+        for key, value in dotted(run.config, keep_empty=True).items()
+        if not key.startswith(_ELSEWHERE)
+    }
     if run.chose_clusters:
         settings["clusters"] = _AUTO
     settings |= _taken_over(run)
@@ -301,20 +306,6 @@ def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         for key, value in each.items():
             values.setdefault(key, set()).add(repr(value))
     return [key for key, found in values.items() if len(found) > 1]
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """
-    >>> flat({"rounds": 5, "local": {"lr": 0.1}})
-    {'rounds': 5, 'local.lr': 0.1}
-    """
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def by_block(groups: Iterable[Group]) -> dict[str, list[Group]]:
