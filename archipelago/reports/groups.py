@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from archipelago.core.dotted import dotted
 from archipelago.core.vocabulary import (
     Column,
     Labels,
@@ -245,7 +246,7 @@ def make_groups(trials: Iterable[Trial], labels: Labels = registered_labels) -> 
 
 def _telling(trial: Trial, run: RunFiles) -> dict[str, Any]:
     """The settings that tell a run from those of other groups."""
-    given = {**_ADDED, **flat(run.config)}
+    given = {**_ADDED, **dotted(run.config, keep_empty=True)}
     settings = {key: value for key, value in given.items() if not key.startswith(_ELSEWHERE)}
     if run.chose_clusters:
         settings["clusters"] = _AUTO
@@ -324,20 +325,6 @@ def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         for key, value in each.items():
             values.setdefault(key, set()).add(repr(value))
     return [key for key, found in values.items() if len(found) > 1]
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """
-    >>> flat({"rounds": 5, "local": {"lr": 0.1}})
-    {'rounds': 5, 'local.lr': 0.1}
-    """
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def by_block(groups: Iterable[Group]) -> dict[str, list[Group]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from archipelago.core.dotted import dotted
 from archipelago.core.errors import UserError
 from archipelago.core.program import program
 from archipelago.runs.files import RunFiles
@@ -56,8 +56,8 @@ def check_config(path: Path, expected: str, ignore: tuple[str, ...]) -> None:
 
 def _differences(path: Path, expected: str, ignore: tuple[str, ...]) -> str:
     """Where a run's config says something else, in words; empty where nothing does."""
-    theirs = _flat(RunFiles(path).config)
-    ours = _flat(settings_of(expected))
+    theirs = dotted(RunFiles(path).config)
+    ours = dotted(settings_of(expected))
     differences = [
         f"{key} is {theirs.get(key, 'absent')} there and {ours.get(key, 'absent')} here"
         for key in dict.fromkeys([*theirs, *ours])
@@ -76,13 +76,3 @@ def settings_of(text: str) -> dict[str, Any]:
 
     content = yaml.safe_load(text)
     return content if isinstance(content, dict) else {}
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
