@@ -139,6 +139,11 @@ def test_tables_and_bars_are_the_means_of_the_last_rounds(
     assert shown in html.unescape((report.folder / "report.html").read_text())
 
 
+def test_page_says_what_runs_computed_on(report: Report) -> None:
+    sentence = "Computed on CPU; engine loop, precision 32, determinism exact."
+    assert f"<p>{sentence}</p>" in html.unescape((report.folder / "report.html").read_text())
+
+
 def test_clusters_are_the_runs(figures: list[dict[str, Any]], runs: dict[str, Path]) -> None:
     run = archipelago.open_run(runs["ifca-0"])
     sizes = one(figures, "sizes", run="IFCA, K = 2, seed 0")

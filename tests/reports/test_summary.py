@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from archipelago.core.errors import UserError
-from archipelago.reports.summary import final_figures, print_table, write_summary
+from archipelago.reports.summary import computed_on, final_figures, print_table, write_summary
+from archipelago.runs.files import RunFiles
+from tests.support.written_runs import write_run
 
 CONFIG = {
     "method": "ifca",
@@ -201,3 +203,14 @@ def test_every_cluster_model_on_every_ground_truth_distribution(tmp_path: Path, 
     assert row in text and "| 1 | **0.5000** | **0.5000** |" in text
     assert "on held-out samples, round 2" in text and "| distribution | model 0 | model 1 |" in text
     assert "ground-truth distribution" not in write_summary(make(tmp_path / "other")).read_text()
+
+
+def test_summary_says_every_device_that_a_run_computed_on_once(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    assert computed_on(RunFiles(path)) == []  # of an earlier version
+    parts = [{"compute": {"sentence": text}} for text in ("2 x A GPU", "2 x A GPU", "CPU")]
+    (path / "environment.json").write_text(
+        json.dumps({**parts[0], "resumed": [*parts[1:], {"python": "3.11"}]})
+    )
+    assert computed_on(RunFiles(path)) == ["Computed on 2 x A GPU.", "Computed on CPU."]
+    assert "- Computed on 2 x A GPU." in write_summary(path).read_text()
