@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from archipelago.core.errors import UserError
 from archipelago.core.files import sync_folder, write_whole
 from archipelago.core.own_files import CHECKPOINT, UNFINISHED_CHECKPOINT, remove_own_files
+from archipelago.runs.identity import identity_of
 from archipelago.runs.trees import read_tree, write_tree
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ class CheckpointWriter:
             building.mkdir()
             for name, part in parts.items():
                 write_tree(building / f"{name}.safetensors", part() if callable(part) else part)
-            manifest = json.dumps({"round": round, "parts": sorted(parts)})
+            manifest = json.dumps(
+                {"round": round, "parts": sorted(parts), "identity": identity_of(self._folder.parent)}
+            )
             write_whole(building / "manifest.json", manifest + "\n")
             if final.exists():  # a round that was run again
                 remove_checkpoint(final)
@@ -125,9 +128,14 @@ def load(path: str | Path) -> Trees:
     """The named parts of one checkpoint; a `UserError` if anything about it is damaged or missing."""
     path = Path(path)
     try:
-        names = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["parts"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        names, identity = manifest["parts"], manifest.get("identity")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"Checkpoint {path} is damaged: its manifest cannot be read ({error}).") from error
+    if identity is not None and identity != identity_of(path.parents[1]):
+        raise UserError(
+            f"Checkpoint {path} is of another run: its identity is not the one of {path.parents[1]}."
+        )
     return {name: read_tree(path / f"{name}.safetensors") for name in names}
 
 
