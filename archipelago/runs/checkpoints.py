@@ -139,13 +139,14 @@ def load(path: str | Path) -> Trees:
     return {name: read_tree(path / f"{name}.safetensors") for name in names}
 
 
-def latest(run: RunDirectory | str | Path) -> tuple[int, Trees, list[str]] | None:
+def latest(run: RunDirectory | str | Path, at_most: int | None = None) -> tuple[int, Trees, list[str]] | None:
     """(round, parts, warnings) of the newest checkpoint that is whole; None if there never was one.
 
+    Checkpoints later than round `at_most` do not count.
     A damaged one is passed over with a warning; if all are damaged, nothing can be resumed: a `UserError`.
     """
     warnings: list[str] = []
-    found = checkpoints(run)
+    found = [each for each in checkpoints(run) if at_most is None or each[0] <= at_most]
     for round, path in reversed(found):
         try:
             return round, load(path), warnings

@@ -39,6 +39,7 @@ from archipelago.core.own_files import is_own_file, numbered_files, refuse_links
 from archipelago.runs import identity
 from archipelago.runs.checkpoints import checkpoints, remove_checkpoint, remove_unfinished_checkpoints
 from archipelago.runs.environment import environment_differences
+from archipelago.runs.files import read_numbers
 from archipelago.runs.growing_files import CsvFile, EventsFile, LongTable, write_rounds
 from archipelago.runs.lock import FolderLock
 from archipelago.runs.refusals import check_config, check_identity, refuse_what_is_there, settings_of
@@ -216,6 +217,19 @@ class RunDirectory:
         if self._environment is not None:
             self._add_environment(self._environment, round)
             self._environment = None
+
+    def complete_rounds(self) -> int:
+        """n, where everything that rounds 1 to n measured is in the tables: a resume can stand on no later one."""
+        clients, assignments = self._clients.numbers(), self._assignments.numbers()
+        complete = 0
+        for row in read_numbers(self.path / "metrics.csv"):
+            number, evaluated = row["round"], any(name.startswith("micro_") for name in row)
+            if number != complete + 1 or (evaluated and number not in clients):
+                break
+            if "cluster_sizes" in row and number not in assignments:
+                break
+            complete = number
+        return complete
 
     def adopt(self, other: Path, round: int) -> None:
         """The rounds up to `round` of another, finished run in place of what is here.
