@@ -84,9 +84,9 @@ class Group:
         return {_seed(run): figures_of(run) for run in self.counted}
 
     @cached_property
-    def idle(self) -> bool:
-        """Whether nobody trained at the end of one of the runs: their metrics are no result of the method."""
-        return any(run.ended_idle for run in self.counted)
+    def has_no_rank(self) -> bool:
+        """Whether nobody trained at the end of one of the runs, or one is not of the config that it has now."""
+        return any(run.ended_idle or run.edited is not None for run in self.counted)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -151,6 +151,11 @@ class Group:
                 state, why = reported.status, reported.reason or why
             done = f"{state} after {run.status.rounds_done} rounds"
             words.append(_words(run.setting("seed"), done, why))
+        for run in self.runs:
+            if run.edited is not None:
+                words.append(
+                    _words(run.setting("seed"), f"changed since it was made: {run.edited}", "no rank")
+                )
         for run in self.counted:
             if run.dropped_share:
                 lost = f"{share_text(run.dropped_share)} of the updates were not finite and were dropped"

@@ -290,7 +290,7 @@ def _ranked(
         by = tuned or each
         values = {i: value for i, row in enumerate(rows) if (value := row.cells[by.name].mean) is not None
                   and math.isfinite(value) and len(row.seeds) >= whole
-                  and not (row.group is not None and row.group.idle)}  # fmt: skip
+                  and not (row.group is not None and row.group.has_no_rank)}  # fmt: skip
         for i, value in values.items():
             better = (other > value if by.higher_is_better else other < value for other in values.values())
             ranks[i][each.name] = 1 + sum(better)
