@@ -33,6 +33,7 @@ NAMES = (
     "report",
     "small_tables",
     "frames",
+    "compiled",
 )
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -113,6 +113,7 @@ def _plan(ray: RayProbe) -> Rows:
     """The answers that a run would find for itself."""
     from actors.placement import actor_count
     from archipelago.experiments.config import check, full_schema, gpu_count
+    from archipelago.experiments.plan import engine_of
 
     config = full_schema()()
     fleet = config.fleet
@@ -127,9 +128,7 @@ def _plan(ray: RayProbe) -> Rows:
         placement = f"{count(actors, 'client actor')} of {share} each, for {count(config.clients, 'client')}"
     except UserError as error:
         placement = str(error)
-    engine = config.local.engine
-    if engine == "auto":
-        engine = "vmap (GPU)" if fleet.gpus else "loop (CPU)"
+    engine = f"{engine_of(config)} ({'GPU' if fleet.gpus else 'CPU'})"
     try:
         check(config)
         storage = f"{Path(config.storage).expanduser().resolve()} (can be written)"

@@ -90,6 +90,13 @@ def run_address(config: ExperimentSettings) -> str:
     return join(config.storage, name)
 
 
+def engine_of(config: ExperimentSettings) -> str:
+    """The engine that will run the local steps, by its name: what `auto` means may change with the version."""
+    from lightning_modules.engines import chosen_engine
+
+    return chosen_engine(config.local.engine, "cuda" if config.fleet.gpus else "cpu")
+
+
 def run_path(config: ExperimentSettings) -> Path:
     """The folder of a new run; an object store has none."""
     if is_address(config.storage):

@@ -37,7 +37,7 @@ from archipelago.experiments.config import (
 )
 from archipelago.experiments.figures_data import write_examples
 from archipelago.experiments.loggers import LoggerCallback, loggers_from
-from archipelago.experiments.plan import make_plan, run_path
+from archipelago.experiments.plan import engine_of, make_plan, run_path
 from archipelago.reports.summary import write_summary
 from archipelago.runs.checkpoints import latest
 from archipelago.runs.directory import RunDirectory
@@ -71,7 +71,8 @@ def run_experiment(
     check_network(config, federation.input_shape, federation.classes)
     check_settings_of_methods(config, federation.groups)
     path = Path(run_directory) if run_directory is not None else run_path(config)
-    run = RunDirectory.create(path, config_to_yaml(config), describe_environment(command), federation)
+    environment = describe_environment(command, engine_of(config))
+    run = RunDirectory.create(path, config_to_yaml(config), environment, federation)
     with run:
         if chosen is not None:
             run.note(0, chosen.sentence)
@@ -105,8 +106,10 @@ def resume(
 
     Callbacks and loggers that the config names are there again; instances are given again.
     """
-    with RunDirectory.open(path, environment=describe_environment()) as run:
+    environment = describe_environment()
+    with RunDirectory.open(path, environment=environment) as run:
         config = config_from_yaml(run.config_yaml)
+        environment["engine"] = engine_of(config)
         if run.status.state == "finished" and not (run.path / "summary.md").exists():
             write_summary(run.path)  # it was ended between the two
             return Path(path)

@@ -18,10 +18,11 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def describe_environment(command: str | None = None) -> dict[str, Any]:
+def describe_environment(command: str | None = None, engine: str | None = None) -> dict[str, Any]:
     """Everything about this process that a reader of the results may ask for, as JSON can hold it.
 
-    `command` is what the user typed; only the front door knows it.
+    `command` is what the user typed; only the front door knows it. `engine` is what ran the local steps: two engines
+    agree to rounding only.
     """
     return {
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -32,6 +33,7 @@ def describe_environment(command: str | None = None) -> dict[str, Any]:
         "system": f"{os.uname().sysname} {os.uname().release} {os.uname().machine}",
         "cpu": _cpu(),
         "gpus": _gpus(),
+        "engine": engine,
     }
 
 
@@ -46,6 +48,8 @@ def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -
     pairs |= {name: (old.get(name), new.get(name)) for name in (*old, *(n for n in new if n not in old))}
     for key, label in (("instructions", "The CPU's instruction set"), ("model", "The CPU")):
         pairs[label] = ((before.get("cpu") or {}).get(key), (now.get("cpu") or {}).get(key))
+    if "engine" in before:  # runs of earlier versions do not say
+        pairs["The engine of local training"] = (before["engine"], now.get("engine"))
     pairs["The code's commit"] = (before.get("commit"), now.get("commit"))
     return [
         f"{label} was {was or 'absent'} when the run began and is {is_now or 'absent'} now: "

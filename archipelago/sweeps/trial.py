@@ -30,7 +30,7 @@ from archipelago.experiments.config import (
     config_to_yaml,
 )
 from archipelago.experiments.figures_data import write_examples
-from archipelago.experiments.plan import run_title
+from archipelago.experiments.plan import engine_of, run_title
 from archipelago.experiments.runner import Drive
 from archipelago.runs.checkpoints import checkpoints, remove_checkpoint
 from archipelago.runs.directory import RunDirectory
@@ -190,11 +190,12 @@ class TrialRun:
         federation, data = shared_federation(config, self._label)
         config = dataclasses.replace(config, fleet=_fleet(config, self._actors))
         if known:
-            run = RunDirectory.open(path, environment=describe_environment(), wait=PATIENCE)
+            environment = describe_environment(None, engine_of(config))
+            run = RunDirectory.open(path, environment=environment, wait=PATIENCE)
         else:
             check_network(config, federation.input_shape, federation.classes)
             check_settings_of_methods(config, federation.groups)
-            environment = describe_environment(self._command)
+            environment = describe_environment(self._command, engine_of(config))
             run = RunDirectory.create(path, config_to_yaml(config), environment, federation)
         self._run = self._stack.enter_context(run)
         if not known:

@@ -11,7 +11,16 @@ Nothing here imports Lightning before a Trainer is asked for: the settings' sche
 """
 
 from lightning_modules.engines import compiled, loop, trainer, vmap  # noqa: F401  (register themselves)
-from lightning_modules.engines.base import ENGINES, Engine, default_engine, make_engine
+from lightning_modules.engines.base import ENGINES, Engine, chosen_engine, default_engine, make_engine
 from lightning_modules.engines.objective import Term, TrainJob, TrainResult
 
-__all__ = ["ENGINES", "Engine", "Term", "TrainJob", "TrainResult", "default_engine", "make_engine"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "Term",
+    "TrainJob",
+    "TrainResult",
+    "chosen_engine",
+    "default_engine",
+    "make_engine",
+]

@@ -104,7 +104,12 @@ def default_engine(device: str) -> str:
     return declared.get(device, declared["cpu"])
 
 
+def chosen_engine(name: str, device: str) -> str:
+    """The engine that `local.engine=NAME` means on a type of device."""
+    return default_engine(device) if name == "auto" else name
+
+
 def make_engine(name: str, model: FlatModel, samples: Samples, settings: Any = None) -> Engine:
     """The engine called `name`, at that import path, or `auto`, with its options from `settings`."""
-    entry = ENGINES.entry(default_engine(model.device.type) if name == "auto" else name)
+    entry = ENGINES.entry(chosen_engine(name, model.device.type))
     return entry.value(model, samples, entry.options_from(settings))

@@ -134,7 +134,9 @@ def outputs_of(model: FlatModel, samples: Samples, vector: Vector, index: npt.ND
     found = samples.remembered.get(key)
     if found is None:
         own = None if model.forward_pass is None else model.forward_pass(vector, index)
-        found = samples.remembered.put(key, _outputs_by_torch(model, samples, vector, index) if own is None else own)
+        found = samples.remembered.put(
+            key, _outputs_by_torch(model, samples, vector, index) if own is None else own
+        )
     return found
 
 

@@ -157,7 +157,9 @@ def test_a_penalty_changes_what_is_learned():
     assert np.abs(results[1].model).sum() < np.abs(results[0].model).sum()
     assert results[1].objective > results[0].objective
     slope = np.ones(bench.model.spec.parameters, np.float32)
-    term = Term(Linear(0.1, slope, slope), {"slope": torch.from_numpy(slope), "origin": torch.from_numpy(slope)})
+    term = Term(
+        Linear(0.1, slope, slope), {"slope": torch.from_numpy(slope), "origin": torch.from_numpy(slope)}
+    )
     compare(bench, bench.job([8], penalties=[term]))
 
 
@@ -170,11 +172,17 @@ def networks(draw):
     numbers = {name: draw(st.integers(low, high)) for name, low, high in (
         ("channels", 1, 5), ("first", 1, 19), ("second", 1, 10), ("hidden", 1, 21), ("classes", 2, 6))}  # fmt: skip
     side = st.tuples(st.integers(5, 13), st.integers(5, 13))
-    pair, small = st.tuples(st.integers(1, 4), st.integers(1, 4)), st.tuples(st.integers(1, 3), st.integers(1, 3))
+    pair, small = (
+        st.tuples(st.integers(1, 4), st.integers(1, 4)),
+        st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    )
     pad = st.tuples(st.integers(0, 3), st.integers(0, 3))
     height, width = draw(side)
     first, stride, padding, pool = draw(pair), draw(small), draw(pad), draw(small)
-    kind, norm = draw(st.sampled_from(["max", "average", "none"])), draw(st.sampled_from(["batch", "group", "none"]))
+    kind, norm = (
+        draw(st.sampled_from(["max", "average", "none"])),
+        draw(st.sampled_from(["batch", "group", "none"])),
+    )
     extra = {"ceil_mode": draw(st.booleans())}
     again, bias = draw(small), draw(st.booleans())
 
@@ -183,12 +191,22 @@ def networks(draw):
         layers += {"batch": [nn.BatchNorm2d(numbers["first"])], "group": [nn.GroupNorm(1, numbers["first"])],
                    "none": []}[norm]  # fmt: skip
         layers += [nn.ReLU()]
-        layers += {"max": [nn.MaxPool2d(pool, **extra)], "average": [nn.AvgPool2d(pool, **extra)], "none": []}[kind]
-        layers += [nn.Conv2d(numbers["first"], numbers["second"], again, padding=(again[0] - 1, again[1] - 1))]
+        layers += {
+            "max": [nn.MaxPool2d(pool, **extra)],
+            "average": [nn.AvgPool2d(pool, **extra)],
+            "none": [],
+        }[kind]
+        layers += [
+            nn.Conv2d(numbers["first"], numbers["second"], again, padding=(again[0] - 1, again[1] - 1))
+        ]
         layers += [nn.ReLU(), nn.Flatten()]
         with torch.no_grad():
             size = nn.Sequential(*layers).eval()(torch.zeros(1, numbers["channels"], height, width)).numel()
-        layers += [nn.Linear(size, numbers["hidden"]), nn.ReLU(), nn.Linear(numbers["hidden"], numbers["classes"])]
+        layers += [
+            nn.Linear(size, numbers["hidden"]),
+            nn.ReLU(),
+            nn.Linear(numbers["hidden"], numbers["classes"]),
+        ]
         return nn.Sequential(*layers)
 
     batches = [draw(st.integers(2, 40)), draw(st.integers(2, 40))]
@@ -273,6 +291,7 @@ def test_a_job_gives_the_same_bits_alone_and_after_others():
 @pytest.mark.parametrize("raw", ["bytes", "floats", "doubles"])
 def test_samples_are_normalised_to_the_bits_of_samples(raw):
     """Bytes and floats on the fly, other types by Samples; per batch and per actor, in both memory formats."""
+
     def make():
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 15, 5))
 
@@ -296,7 +315,9 @@ def test_the_optimizer_state_is_torchs_and_a_fresh_start_is_none():
         job = bench.job([8] * 4)
         whole = bench.engine.train_one(job)
         half = bench.engine.train_one(dataclasses.replace(job, batches=job.batches[:2]))
-        rest = dataclasses.replace(job, start=half.model, batches=job.batches[2:], optimizer_state=half.optimizer_state)
+        rest = dataclasses.replace(
+            job, start=half.model, batches=job.batches[2:], optimizer_state=half.optimizer_state
+        )
         assert np.array_equal(bench.engine.train_one(rest).model, whole.model)
         loop = make_engine("loop", bench.model, bench.samples).train_one(job)
         assert {k: (v.shape, v.dtype) for k, v in loop.optimizer_state.items()} == {
@@ -336,7 +357,10 @@ def sequence(*layers):
 NOT_COVERED = {
     "dropout": (sequence(nn.Dropout(0.5)), "Dropout"),
     "gelu": (sequence(nn.GELU()), "GELU"),
-    "grouped": (sequence(nn.Conv2d(1, 1, 3, padding=1, dilation=1, padding_mode="reflect")), "padding of another kind"),
+    "grouped": (
+        sequence(nn.Conv2d(1, 1, 3, padding=1, dilation=1, padding_mode="reflect")),
+        "padding of another kind",
+    ),
     "twice": (Twice, "'fc1' is used twice"),
     "moody": (Moody, "other things in training"),
     "softmax": (network("cnn_letters_published", (1, 8, 8), 5), "'softmax' has no kernel"),

@@ -68,7 +68,9 @@ class Bench:
         buffers = self.model.spec.columns("buffers")
         start[buffers] = np.abs(start[buffers]) + 0.5
         count = len(self.samples.raw().x)
-        return TrainJob(0, start, [rng.choice(count, size, replace=False) for size in batches], seed=0, **extra)
+        return TrainJob(
+            0, start, [rng.choice(count, size, replace=False) for size in batches], seed=0, **extra
+        )
 
     def in_float64(self, job: TrainJob) -> TrainResult:
         """The job by torch in double precision."""
@@ -186,7 +188,9 @@ def digest(name: str) -> str:
     bench = Bench(network(name, shape, 5, **options), shape, optimizer=optimizers[kind])
     rng = generator(7, "digest")
     size = bench.model.spec.size
-    start, under = (np.abs(rng.uniform(-0.1, 0.1, size)).astype(np.float32) + np.float32(0.001) for _ in range(2))
+    start, under = (
+        np.abs(rng.uniform(-0.1, 0.1, size)).astype(np.float32) + np.float32(0.001) for _ in range(2)
+    )
     signs = np.where(rng.random(size) < 0.5, -1, 1).astype(np.float32)
     parameters = bench.model.spec.columns("parameters")
     start[parameters] *= signs[parameters]

@@ -22,10 +22,24 @@ from lightning_modules.engines.compiled.structures import declared
 SOURCES = ("kernels.c", "lanes.h", "plan.h", "tiles.h", "contract.h", "layers.h")
 COMPILERS = ("cc", "gcc", "clang")
 # No contraction and no fast-math: lanes.h says why. The headers cast between float and integer memory.
-FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden", "-fPIC", "-shared")
+FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-shared",
+)
 INSTRUCTIONS = {"avx512": ("-mavx512f",), "avx2": ("-mavx2", "-mfma")}
 NEEDED = {"avx512": {"avx512f", "avx2", "fma"}, "avx2": {"avx2", "fma"}}
-SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1", "-fno-omit-frame-pointer")
+SANITIZE = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+    "-g1",
+    "-O1",
+    "-fno-omit-frame-pointer",
+)
 
 
 class CannotBuild(Exception):
@@ -108,7 +122,9 @@ def _compiled(command: list[str], kept: Path) -> Path:
     try:
         done = subprocess.run([*command, "-o", name, "-lm"], capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            lines = [line for line in done.stderr.splitlines() if "error" in line] or [f"code {done.returncode}"]
+            lines = [line for line in done.stderr.splitlines() if "error" in line] or [
+                f"code {done.returncode}"
+            ]
             raise CannotBuild(f"{command[0]} could not compile the kernels ({lines[0].strip()[:160]})")
         Path(name).replace(kept)
     finally:

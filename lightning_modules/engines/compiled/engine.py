@@ -28,7 +28,9 @@ from lightning_modules.flat import FlatModel
 from lightning_modules.samples import Samples
 
 
-@ENGINES.register("compiled", "kernels in C for small networks on CPU: the fastest there, not the bits of loop")
+@ENGINES.register(
+    "compiled", "kernels in C for small networks on CPU: the fastest there, not the bits of loop"
+)
 class CompiledEngine(Engine):
     """Steps in C where it covers the network, the loss and the optimizer; else the loop, and says so."""
 
@@ -90,7 +92,8 @@ class CompiledEngine(Engine):
             return "its optimizer's state is of another optimizer"
         assert self.network is not None
         single = any(
-            layer.kind == c.BATCH_NORM and self.network.shapes[layer.out].height * self.network.shapes[layer.out].width == 1
+            layer.kind == c.BATCH_NORM
+            and self.network.shapes[layer.out].height * self.network.shapes[layer.out].width == 1
             for layer in self.network.layers
         )
         if any(len(batch) < (2 if single else 1) for batch in job.batches):
@@ -128,18 +131,26 @@ class CompiledEngine(Engine):
         module: Any = self.model.module
         if module.classes is not None and len(targets):
             if targets.min() < 0 or targets.max() >= self.network.outputs:
-                raise IndexError(f"Target {targets.max()} is out of bounds: the network has {self.network.outputs} outputs.")
+                raise IndexError(
+                    f"Target {targets.max()} is out of bounds: the network has {self.network.outputs} outputs."
+                )
         elif targets.ndim != 1:
-            raise ValueError(f"expected one number to predict for each sample, got targets of shape {targets.shape[1:]}")
+            raise ValueError(
+                f"expected one number to predict for each sample, got targets of shape {targets.shape[1:]}"
+            )
         return np.ascontiguousarray(targets)
 
     def _loss(self, arena: Arena, targets: npt.NDArray[Any], extras: Rows) -> float:
         """The mean loss of a batch; its gradient stays in the arena."""
-        frozen, weights = (extras[name].contiguous().numpy() if name in extras else None for name in ("frozen", "weights"))
+        frozen, weights = (
+            extras[name].contiguous().numpy() if name in extras else None for name in ("frozen", "weights")
+        )
         scale = float(extras["scale"]) if "scale" in extras else 1.0
         module: Any = self.model.module
         loss = arena.library.squared_error if module.classes is None else arena.library.cross_entropy
-        return float(loss(arena.pointer, len(targets), targets.ctypes.data, address(frozen), address(weights), scale))
+        return float(
+            loss(arena.pointer, len(targets), targets.ctypes.data, address(frozen), address(weights), scale)
+        )
 
 
 def penalties(
@@ -197,9 +208,15 @@ def _optimizer(model: FlatModel) -> tuple[str, dict[str, Any]]:
     if kind is None or len(optimizer.param_groups) != 1:
         raise NotCovered(f"{type(optimizer).__name__} is not a plain SGD or Adam over one group")
     options = optimizer.param_groups[0]
-    odd = [name for name in ("maximize", "amsgrad", "differentiable", "decoupled_weight_decay") if options.get(name)]
+    odd = [
+        name
+        for name in ("maximize", "amsgrad", "differentiable", "decoupled_weight_decay")
+        if options.get(name)
+    ]
     if odd or not isinstance(options["lr"], float | int):
-        raise NotCovered(f"{type(optimizer).__name__} with {odd[0] if odd else 'a learning rate as a tensor'}")
+        raise NotCovered(
+            f"{type(optimizer).__name__} with {odd[0] if odd else 'a learning rate as a tensor'}"
+        )
     parameters: list[nn.Parameter] = list(model.module.parameters())
     given: Sequence[Any] = options["params"]
     same = len(parameters) == len(given) and all(a is b for a, b in zip(parameters, given, strict=True))

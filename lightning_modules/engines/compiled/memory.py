@@ -24,7 +24,9 @@ class Arena:
         self.library, self.network, self.training = library, network, training
         self.groups = -(-samples // c.LANES_OF_A_GROUP)
         self.samples = self.groups * c.LANES_OF_A_GROUP
-        self.input_offsets: npt.NDArray[np.int32] | None = None  # where the numbers of a sample go, once it is known
+        self.input_offsets: npt.NDArray[np.int32] | None = (
+            None  # where the numbers of a sample go, once it is known
+        )
         self._size, self._gaps = ALIGNED, [0]
         self.tensors = (c.Tensor * len(network.shapes))()
         self.operations = (c.Operation * max(len(network.layers), 1))()
@@ -93,7 +95,9 @@ class Arena:
             area = (tensor.height + 2 * tensor.halo_y) * (tensor.width + 2 * tensor.halo_x)
             tensor.value = self._take(self.samples * tensor.channels * area)
             if self.training and number in self._needs:
-                area = (tensor.height + 2 * tensor.gradient_halo_y) * (tensor.width + 2 * tensor.gradient_halo_x)
+                area = (tensor.height + 2 * tensor.gradient_halo_y) * (
+                    tensor.width + 2 * tensor.gradient_halo_x
+                )
                 tensor.gradient = self._take(self.samples * tensor.channels * area)
         for number, tensor in enumerate(self.tensors):
             root = self.tensors[self.network.root(number)]
@@ -130,7 +134,14 @@ class Arena:
 
 def gradient_halo(layer: Layer, source: c.Tensor, made: c.Tensor) -> tuple[int, int]:
     """How far around an output's gradient the backward pass of a convolution looks."""
-    sides = zip(layer.kernel, layer.stride, layer.pad, (source.height, source.width), (made.height, made.width), strict=True)
+    sides = zip(
+        layer.kernel,
+        layer.stride,
+        layer.pad,
+        (source.height, source.width),
+        (made.height, made.width),
+        strict=True,
+    )
     return tuple(max(0, (k - 1 - p) // s, (n - 1 + p) // s - (m - 1)) for k, s, p, n, m in sides)  # type: ignore[return-value]
 
 
@@ -146,8 +157,17 @@ def tensors_with_gradients(network: NetworkPlan) -> set[int]:
 
 def fill(operation: c.Operation, layer: Layer) -> None:
     """A layer as the kernels see it."""
-    operation.kind, operation.in_, operation.second, operation.out = layer.kind, layer.in_, layer.second, layer.out
-    operation.relu, operation.count_padding, operation.norm_groups = layer.relu, layer.count_padding, layer.norm_groups
+    operation.kind, operation.in_, operation.second, operation.out = (
+        layer.kind,
+        layer.in_,
+        layer.second,
+        layer.out,
+    )
+    operation.relu, operation.count_padding, operation.norm_groups = (
+        layer.relu,
+        layer.count_padding,
+        layer.norm_groups,
+    )
     operation.kernel_y, operation.kernel_x = layer.kernel
     operation.stride_y, operation.stride_x = layer.stride
     operation.pad_y, operation.pad_x = layer.pad

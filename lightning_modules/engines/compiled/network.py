@@ -138,7 +138,9 @@ def _positive(size: int, what: str) -> int:
 class _Reader:
     """Goes through the nodes of a graph; `tensors` has what each of them made."""
 
-    def __init__(self, network: nn.Module, prefix: str, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, network: nn.Module, prefix: str, spec: ModelSpec, input_shape: tuple[int, ...]
+    ) -> None:
         self.network, self.prefix = network, prefix
         self.entries = {entry.name: entry for entry in spec.entries}
         self.input_shape = input_shape
@@ -219,7 +221,9 @@ class _Reader:
         else:
             raise NotCovered(f"'{label}' has no kernel")
 
-    def _as_module(self, node: fx.Node, name: str, kind: type, module: nn.Module, inplace: bool = False) -> None:
+    def _as_module(
+        self, node: fx.Node, name: str, kind: type, module: nn.Module, inplace: bool = False
+    ) -> None:
         if inplace:
             module.inplace = True  # type: ignore[assignment]
         _MODULES[kind](self, node, name, module)
@@ -253,7 +257,9 @@ class _Reader:
         shape = self.shapes[at]
         plain = module.groups == 1 and _pair(module.dilation) == (1, 1) and module.padding_mode == "zeros"
         if not plain or isinstance(module.padding, str):
-            raise NotCovered(f"'{name}' has groups, dilation, or padding of another kind than a number of zeros")
+            raise NotCovered(
+                f"'{name}' has groups, dilation, or padding of another kind than a number of zeros"
+            )
         if shape.flat or shape.channels != module.in_channels:
             raise NotCovered(f"'{name}' expects images of {module.in_channels} channels")
         kernel, stride, pad = _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
@@ -265,7 +271,9 @@ class _Reader:
         weight = self._parameter(name, "weight", (outs, shape.channels, *kernel))
         bias = -1 if module.bias is None else self._parameter(name, "bias", (outs,))
         out = self._new(node, Shape(outs, height, width, flat=False))
-        self.layers.append(Layer(c.CONVOLUTION, at, out, kernel=kernel, stride=stride, pad=pad, weight=weight, bias=bias))
+        self.layers.append(
+            Layer(c.CONVOLUTION, at, out, kernel=kernel, stride=stride, pad=pad, weight=weight, bias=bias)
+        )
 
     def linear(self, node: fx.Node, name: str, module: Any) -> None:
         at = self._tensor(node.args[0])
@@ -294,7 +302,9 @@ class _Reader:
         for side, k, s, p in zip((shape.height, shape.width), kernel, stride, pad, strict=True):
             spare = side + 2 * p - k
             count = (-(-spare // s) if module.ceil_mode else spare // s) + 1
-            if module.ceil_mode and (count - 1) * s >= side + p:  # a window must begin inside, as torch has it
+            if (
+                module.ceil_mode and (count - 1) * s >= side + p
+            ):  # a window must begin inside, as torch has it
                 count -= 1
             sides.append(_positive(count if spare >= 0 or module.ceil_mode else 0, f"'{name}'"))
         out = self._new(node, Shape(shape.channels, sides[0], sides[1], flat=False))
@@ -308,7 +318,9 @@ class _Reader:
             side if wanted is None else wanted
             for side, wanted in zip(
                 (shape.height, shape.width),
-                (module.output_size, module.output_size) if isinstance(module.output_size, int) else module.output_size,
+                (module.output_size, module.output_size)
+                if isinstance(module.output_size, int)
+                else module.output_size,
                 strict=True,
             )
         ]
@@ -327,7 +339,12 @@ class _Reader:
         while (alias := self.shapes[root].alias) is not None:
             root = alias
         maker = next((layer for layer in self.layers if layer.out == root), None)
-        if len(source.users) == 1 and maker is not None and maker.kind not in (c.RELU, c.COPY) and not maker.relu:
+        if (
+            len(source.users) == 1
+            and maker is not None
+            and maker.kind not in (c.RELU, c.COPY)
+            and not maker.relu
+        ):
             maker.relu = 1
             self.tensors[node] = at
             return

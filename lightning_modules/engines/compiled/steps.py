@@ -21,7 +21,9 @@ from lightning_modules.samples import Samples
 
 Index = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-FORWARD = 64  # samples of a forward pass without gradients: four registers beside each other in linear layers
+# Samples of a forward pass without gradients: convolutions want activations that stay in the cache, linear layers many
+# samples for each time that their weights are put in order.
+FORWARD, FORWARD_FLAT = 64, 256
 
 
 def address(array: npt.NDArray[Any] | None) -> int | None:
@@ -50,7 +52,9 @@ class Inputs:
         if x.is_contiguous():
             return np.arange(math.prod(shape))
         if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
-            return np.ascontiguousarray(np.arange(math.prod(shape)).reshape(shape).transpose(1, 2, 0)).reshape(-1)
+            return np.ascontiguousarray(
+                np.arange(math.prod(shape)).reshape(shape).transpose(1, 2, 0)
+            ).reshape(-1)
         return None
 
     def _each(self, values: Tensor | None, shape: tuple[int, ...]) -> Floats | None:
@@ -77,7 +81,17 @@ class Inputs:
         mean, deviation = address(self._mean), address(self._deviation)
         if self._direct:
             gather = self.library.gather_bytes if self._bytes else self.library.gather_floats
-            gather(self._x.data_ptr(), self.size, rows.ctypes.data, len(rows), where.ctypes.data, mean, deviation, to, group)
+            gather(
+                self._x.data_ptr(),
+                self.size,
+                rows.ctypes.data,
+                len(rows),
+                where.ctypes.data,
+                mean,
+                deviation,
+                to,
+                group,
+            )
             return
         x = self.samples.batch(index)[0].contiguous()
         each = np.arange(len(index))
@@ -178,13 +192,15 @@ class Passes:
     def outputs(self, model: Floats, index: Index) -> Tensor:
         """(samples, outputs) in evaluation mode."""
         if self._frozen is None:
-            self._frozen = Arena(self.library, self.network, FORWARD, training=False)
+            images = any(layer.kind == c.CONVOLUTION for layer in self.network.layers)
+            chunk = FORWARD if images else FORWARD_FLAT
+            self._frozen = Arena(self.library, self.network, chunk, training=False)
         model = np.ascontiguousarray(model, np.float32)
         arena, rows = self._frozen, self.inputs.rows(index)
         found = np.empty((len(index), self.network.outputs), np.float32)
-        for start in range(0, len(index), FORWARD):
-            part = rows[start : start + FORWARD]
-            self.inputs.put(arena, index[start : start + FORWARD], part)
+        for start in range(0, len(index), arena.samples):
+            part = rows[start : start + arena.samples]
+            self.inputs.put(arena, index[start : start + arena.samples], part)
             self.library.forward(arena.pointer, model.ctypes.data, len(part), False)
             self.library.outputs(arena.pointer, len(part), found[start:].ctypes.data)
         return torch.from_numpy(found)
