@@ -1,9 +1,9 @@
 """The compiled engine beside PyTorch on one thread: steps, forward passes, IFCA's losses, and workload W.
 
-The torch side is the honest one: images normalised beforehand and `channels_last`, which is its faster memory format. The
-compiled side pays for everything: bytes are gathered and normalised in every step. Small measurements are processor time, the
-least of many, so that other work on the machine does not count; workload W is seconds of rounds in turn, as in `workload_w`.
-With AVX-512, both builds are measured: the results have the same bits.
+The torch side is the honest one: images normalised beforehand and `channels_last`, which is its faster memory format.
+The compiled side pays for everything: bytes are gathered and normalised in every step. Small measurements are processor
+time, the least of many, so that other work on the machine does not count; workload W is seconds of rounds in turn, as
+in `workload_w`. With AVX-512, both builds are measured: the results have the same bits.
 """
 
 from __future__ import annotations
@@ -147,39 +147,41 @@ def _normalised(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.from_numpy(y)
 
 
+def of_network(name: str, repeats: int, samples: int) -> dict[str, dict[str, float]]:
+    """Name -> processor seconds of both sides: a step, a forward pass, and (for the CIFAR network) IFCA's losses."""
+    sides = Sides(name, Workload(clients=1, samples=samples, model=name, shape=NETWORKS[name]))
+    start, rng = sides.job.start, np.random.default_rng(1)
+    models = [(start + 0.01 * rng.standard_normal(len(start))).astype(np.float32) for _ in range(MODELS)]
+    ours, theirs = sides.compiled_losses(models[:2]), sides.torch_losses(models[:2])
+    if name != "cnn_fashion":  # evaluation takes running statistics, which the bare network does not load
+        assert np.allclose(ours, theirs, rtol=1e-4), (ours, theirs)
+
+    def losses(repeats: int, count: int) -> dict[str, float]:
+        return least(
+            repeats,
+            compiled=lambda: sides.compiled_losses(models[:count]),
+            torch=lambda: sides.torch_losses(models[:count]),
+        )
+
+    steps = least(repeats, compiled=sides.compiled_steps, torch=sides.torch_steps)
+    found = {f"{name} step": {side: value / 3 for side, value in steps.items()}}
+    found[f"{name} forward, {samples}"] = losses(repeats, 1)
+    if name == "cnn_cifar":
+        found[f"IFCA losses, K = {MODELS}"] = losses(max(repeats // 3, 2), MODELS)
+    return found
+
+
 def measured(repeats: int, samples: int) -> dict[str, dict[str, float]]:
     """Name -> milliseconds of both sides and their ratio, with the kernels that are chosen now."""
-    found = {}
-    for name, shape in NETWORKS.items():
-        sides = Sides(name, Workload(clients=1, samples=samples, model=name, shape=shape))
-        start = sides.job.start
-        rng = np.random.default_rng(1)
-        models = [(start + 0.01 * rng.standard_normal(len(start))).astype(np.float32) for _ in range(MODELS)]
-        for model in models:
-            model.flags.writeable = False
-        ours, theirs = sides.compiled_losses(models[:2]), sides.torch_losses(models[:2])
-        if name != "cnn_fashion":  # evaluation takes running statistics, which the bare network does not load
-            assert np.allclose(ours, theirs, rtol=1e-4), (ours, theirs)
-        steps = least(repeats, compiled=sides.compiled_steps, torch=sides.torch_steps)
-        one = least(
-            repeats,
-            compiled=lambda: sides.compiled_losses(models[:1]),
-            torch=lambda: sides.torch_losses(models[:1]),
-        )
-        found[f"{name} step"] = {side: value / 3 for side, value in steps.items()}
-        found[f"{name} forward, {samples}"] = one
-        if name == "cnn_cifar":
-            found[f"IFCA losses, K = {MODELS}"] = least(
-                max(repeats // 3, 2),
-                compiled=lambda: sides.compiled_losses(models),
-                torch=lambda: sides.torch_losses(models),
-            )
+    seconds: dict[str, dict[str, float]] = {}
+    for name in NETWORKS:
+        seconds |= of_network(name, repeats, samples)
     return {
         name: {
             **{f"{side}_ms": 1e3 * value for side, value in each.items()},
             "ratio": each["compiled"] / each["torch"],
         }
-        for name, each in found.items()
+        for name, each in seconds.items()
     }
 
 

@@ -167,7 +167,8 @@ def test_kernels_under_the_sanitizers(tmp_path):
     if not all(Path(each).is_file() for each in preloaded):
         pytest.skip("the compiler has no AddressSanitizer to preload")
     for instructions in ABLE:
-        environment = {**os.environ, "ARCHIPELAGO_KERNELS": f"{instructions}+sanitize", "LD_PRELOAD": " ".join(preloaded),
+        environment = {**os.environ, "ARCHIPELAGO_KERNELS": f"{instructions}+sanitize",
+                       "LD_PRELOAD": " ".join(preloaded),
                        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1", "XDG_CACHE_HOME": str(tmp_path)}  # fmt: skip
         command = [sys.executable, "-m", "tests.support.compiled_sanitized"]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

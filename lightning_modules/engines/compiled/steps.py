@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_modules.engines.compiled import structures as c
 from lightning_modules.engines.compiled.memory import Arena
-from lightning_modules.engines.compiled.network import NetworkPlan
+from lightning_modules.engines.compiled.operations import NetworkPlan
 from lightning_modules.flat import OptimizerState
 from lightning_modules.samples import Samples
 
