@@ -94,6 +94,12 @@ class Group:
         return self.runs[0].config if self.runs else {}
 
     @cached_property
+    def engines(self) -> list[str]:
+        """What ran the local steps of its runs, where they say so."""
+        found = ((run.environment.get("compute") or {}).get("engine") for run in self.runs)
+        return sorted({str(engine) for engine in found if engine})
+
+    @cached_property
     def clustered(self) -> bool:
         """Whether the method put clients into clusters."""
         return any("cluster_sizes" in row for run in self.runs for row in run.metrics[-1:])

@@ -74,6 +74,7 @@ class StoredParts(Mapping[str, Any]):
             self.manifest = (path / MANIFEST).read_text(encoding="utf-8")
             found = json.loads(self.manifest)
             self._names = [str(name) for name in found["parts"]]
+            self.identity: str | None = found.get("identity")
             shards = {name: ShardFacts(**facts) for name, facts in found.get("shards", {}).items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedFile(
@@ -268,8 +269,7 @@ def load(path: str | Path, deep: bool = True) -> StoredParts:
     Whether clients' states have the right bits is looked at only if `deep`; whoever reads them sees it anyway.
     """
     parts = StoredParts(Path(path))
-    identity = parts.manifest.get("identity")
-    if identity is not None and identity != identity_of(parts.path.parents[1]):
+    if parts.identity is not None and parts.identity != identity_of(parts.path.parents[1]):
         raise DamagedFile(
             f"Checkpoint {path} is of another run: its identity is not the one of {parts.path.parents[1]}."
         )
