@@ -36,7 +36,7 @@ class RunStore(Callback):
 
 
 class RayMetrics(Callback):
-    """Tells Ray's metrics endpoint about every round."""
+    """Reports every round to Ray's metrics endpoint."""
 
     def on_start(self, run: LiveRun) -> None:
         """Under the run's name."""
