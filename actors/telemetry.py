@@ -1,4 +1,4 @@
-"""What a run tells Ray's metrics endpoint every round, for Prometheus and `actors/grafana_dashboard.json`.
+"""What a run reports to Ray's metrics endpoint every round, for Prometheus and `actors/grafana_dashboard.json`.
 
 Ray puts `ray_` before every name. Where this process is not connected to Ray, nothing is reported.
 """

@@ -20,7 +20,7 @@ def show_results(path: Path, address: str) -> None:
 
     print_table(path)
     print(f"Report: {_report(path, address)[1]}{_drawn(address)}")
-    print(f"Results: {address} (summary.md tells what is in it)")
+    print(f"Results: {address} (summary.md says what is in it)")
 
 
 def show_sweep(address: str, demonstration: bool = False) -> None:

@@ -47,7 +47,9 @@ def missing(name: str, looked: Iterable[Path], how: str, instead: str = NO_FILES
     """The sentence for a data set that is not here: where it was looked for, how to get it, what would serve."""
     places = " or ".join(dict.fromkeys(str(place) for place in looked))
     return UserError(
-        f"Data set '{name}' is not here: expected it in {places}. {how} Meanwhile data={instead} needs no files."
+        f"Data set '{name}' is not here: expected it in {places}. {how} Meanwhile data={instead} needs no files.",
+        code="no-data",
+        name=name,
     )
 
 

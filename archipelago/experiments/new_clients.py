@@ -146,4 +146,5 @@ def _refuse_tuning(config: ExperimentSettings) -> None:
         )
     base = parts_of(config.method)[0]
     if why_not := why_not_tuned(base.value, new_clients=True):
-        raise UserError(f"A fine-tuning cannot be added to '{base.name}': {why_not}")
+        sentence = f"A fine-tuning cannot be added to '{base.name}': {why_not}"
+        raise UserError(sentence, code="add-on", base=base.name)

@@ -1,6 +1,6 @@
 """One experiment from config to run directory: the round loop, recovery and resume.
 
-The loop runs rounds and tells callbacks about them (`callbacks/base.py`); files, checkpoints, progress, metrics and
+The loop runs rounds and notifies callbacks of them (`callbacks/base.py`); files, checkpoints, progress, metrics and
 loggers are callbacks.
 """
 

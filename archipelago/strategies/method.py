@@ -201,14 +201,18 @@ def parse_method(text: str, clusters: int | None = None) -> tuple[str, list[str]
         if addon in METHODS:
             raise UserError(
                 f"'{addon}' is a base method and cannot be added to '{base}': write method={addon}, or list both "
-                f"as ensemble=[{base},{addon}]."
+                f"as ensemble=[{base},{addon}].",
+                code="add-on",
+                addon=addon,
+                base=base,
             )
         found = ADDONS.find(addon)
         if addons.count(addon) > 1:
             raise UserError(f"Expected add-on '{addon}' once, got it twice in '{text}': leave one out.")
         why_not = found.refuse(method, addons, 2 if clusters is None else clusters)
         if why_not:
-            raise UserError(f"'{addon}' cannot be added to '{base}': {why_not}")
+            sentence = f"'{addon}' cannot be added to '{base}': {why_not}"
+            raise UserError(sentence, code="add-on", addon=addon, base=base)
     takers = [addon for addon in addons if ADDONS.find(addon).takes_round]
     if len(takers) > 1:
         raise UserError(

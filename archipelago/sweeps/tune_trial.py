@@ -39,7 +39,7 @@ class TuneTrial(tune.Trainable):
             self._first = run_title(config_from_yaml(config["payload"]["settings"]))
             self._prepare(config)
         except UserError as error:
-            # A process that raises here is started again and again. No other one would fare better.
+            # A process that raises here is started again and again. Another one would have the same answer.
             self._refusal = error
 
     def _prepare(self, config: dict[str, Any]) -> None:

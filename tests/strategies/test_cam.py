@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.strategies import parse_method
 from archipelago.strategies.cam import CAMOptions
 from archipelago.strategies.references import Models
 from benchmarks import collapse
+from tests.support.errors import refused
 from tests.support.experiments import checkpoint_of, outcome, run, session_of
 from tests.support.scalar import method_of, scalar_fleet
 
@@ -209,8 +209,9 @@ def test_ifca_collapses_where_groups_have_much_in_common_and_cam_cures_it(seed):
     "base", ["fedavg", "local", "fedprox", "fedem", "fedsoft", "femam", "ditto", "fedper"]
 )
 def test_a_base_without_clusters_is_refused_with_a_reason(base):
-    with pytest.raises(UserError, match=f"'cam' cannot be added to '{base}': .*clustered base"):
+    with refused("add-on", addon="cam", base=base) as caught:
         parse_method(f"{base}+cam")
+    assert "clustered base" in str(caught.value)
 
 
 def test_two_steps_with_the_pull_to_the_centre_by_hand():

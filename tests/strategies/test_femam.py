@@ -403,7 +403,7 @@ def test_equal_bits_in_any_layout_and_after_a_restore():
 
 
 # Two rotations, in each two groups with four classes each; lr 0.1 with 20 steps of softmax regression.
-PLANTED = (
+GROUPED = (
     "clients=12", "clusters=4", "data.rotations=2", "partition=cluster_n_class", "partition.groups=4",
     "partition.classes=4", "partition.classes_within=4", "partition.validation=0.1", "model=linear",
     "local.lr=0.1", "local.steps=20",
@@ -412,7 +412,7 @@ PLANTED = (
 
 @pytest.mark.parametrize("seed", [0, 1, 2])  # 0 to 7 do
 def test_ground_truth_groups_are_found_and_two_levels_are_better_than_one(seed):
-    settings = (*PLANTED, f"seed={seed}", "rounds=5", "femam.levels=[1,0]", "femam.schedule=[3,2]")
+    settings = (*GROUPED, f"seed={seed}", "rounds=5", "femam.levels=[1,0]", "femam.schedule=[3,2]")
     session = session_of("method=femam", *settings)
     reports = run(session, 5)
     assert [report.metrics["levels"] for report in reports] == [1, 1, 1, 2, 2]
@@ -421,8 +421,8 @@ def test_ground_truth_groups_are_found_and_two_levels_are_better_than_one(seed):
 
 
 def test_three_levels_are_better_than_fedavg_with_as_many_rounds():
-    levels = session_of("method=femam", *PLANTED, "rounds=6", "femam.levels=[1,0]", "femam.schedule=[3,2]")
-    fedavg = session_of("method=fedavg", *PLANTED, "rounds=6")
+    levels = session_of("method=femam", *GROUPED, "rounds=6", "femam.levels=[1,0]", "femam.schedule=[3,2]")
+    fedavg = session_of("method=fedavg", *GROUPED, "rounds=6")
     reports, plain = run(levels, 6), run(fedavg, 6)
     assert reports[-1].metrics["macro_accuracy"] > plain[-1].metrics["macro_accuracy"] + 0.03
     assert reports[-1].metrics["validation_macro_loss"] < plain[-1].metrics["validation_macro_loss"] - 0.1

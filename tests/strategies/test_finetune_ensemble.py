@@ -7,6 +7,7 @@ from archipelago.core.errors import UserError
 from archipelago.strategies.base import Context
 from archipelago.strategies.ensemble import build_ensemble, expand
 from archipelago.strategies.references import Prediction
+from tests.support.errors import refused
 from tests.support.experiments import checkpoint_of, config_of, outcome, run, session_of
 from tests.support.scalar import method_of, scalar_fleet
 
@@ -42,7 +43,7 @@ def test_fine_tuning_helps_under_heterogeneity_and_both_parts_of_cam_are_tuned()
 
 def test_fine_tuning_is_refused_where_it_means_nothing():
     for method in ("local+finetune", "ifca+finetune+cam"):
-        with pytest.raises(UserError, match="cannot be added"):
+        with refused("add-on", addon="finetune", base=method.split("+")[0]):
             config_of(f"method={method}")
 
 

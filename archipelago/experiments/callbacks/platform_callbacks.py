@@ -75,7 +75,7 @@ class IdleRounds(Callback):
 
 
 class RayMetrics(Callback):
-    """Tells Ray's metrics endpoint about every round."""
+    """Reports every round to Ray's metrics endpoint."""
 
     def on_start(self, run: LiveRun) -> None:
         """Under the run's name."""
