@@ -8,7 +8,7 @@ round, every round has rows of its own; who takes part is known in advance, from
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,9 @@ def _dealt(costs: Costs, actors: int) -> npt.NDArray[np.int64]:
     return place
 
 
+Change = tuple[int, int | None, int]  # (client, who comes in exchange, the client's new actor)
+
+
 def _exchange(costs: Costs, place: npt.NDArray[np.int64], actors: int) -> None:
     """Move or swap clients of the actors that others wait for, in place, the best of them at a time."""
     load = np.zeros((len(costs), actors))
@@ -98,32 +101,37 @@ def _exchange(costs: Costs, place: npt.NDArray[np.int64], actors: int) -> None:
     for _ in range(_ROUNDS):
         best, change = float(load.max(axis=1).sum()) * (1 - 1e-9), None
         for slow in sorted(set(load.argmax(axis=1).tolist())):
-            others = np.flatnonzero(place != slow)
-            rest = _largest_without(load, slow)
-            members = np.flatnonzero(place == slow)
-            for client in members:
-                less = (load[:, slow] - costs[:, client])[:, None]
-                if len(members) > 1:
-                    total = np.maximum(np.maximum(load + costs[:, [client]], less), rest).sum(axis=0)
-                    total[slow] = np.inf
-                    if total.min() < best:
-                        best, change = float(total.min()), (client, None, int(total.argmin()))
-                if len(others):
-                    there = load[:, place[others]] - costs[:, others] + costs[:, [client]]
-                    here = less + costs[:, others]
-                    total = np.maximum(np.maximum(there, here), rest[:, place[others]]).sum(axis=0)
-                    if total.min() < best:
-                        other = int(others[total.argmin()])
-                        best, change = float(total.min()), (client, other, int(place[other]))
+            for total, found in _changes(costs, place, load, slow):
+                if total < best:
+                    best, change = total, found
         if change is None:
             return
-        client, swapped, there = change
-        back = place[client]
-        for moved, start, end in ((client, back, there), (swapped, there, back)):
+        client, swapped, target = change
+        back = int(place[client])
+        for moved, start, end in ((client, back, target), (swapped, target, back)):
             if moved is not None:
                 place[moved] = end
                 load[:, start] -= costs[:, moved]
                 load[:, end] += costs[:, moved]
+
+
+def _changes(
+    costs: Costs, place: npt.NDArray[np.int64], load: Costs, slow: int
+) -> Iterator[tuple[float, Change]]:
+    """(what all barriers would take, the change): for each client of actor `slow`, its best move and its best swap."""
+    others, members = np.flatnonzero(place != slow), np.flatnonzero(place == slow)
+    rest = _largest_without(load, slow)
+    for client in members.tolist():
+        less = (load[:, slow] - costs[:, client])[:, None]
+        if len(members) > 1:
+            total = np.maximum(np.maximum(load + costs[:, [client]], less), rest).sum(axis=0)
+            total[slow] = np.inf
+            yield float(total.min()), (client, None, int(total.argmin()))
+        if len(others):
+            there = load[:, place[others]] - costs[:, others] + costs[:, [client]]
+            total = np.maximum(np.maximum(there, less + costs[:, others]), rest[:, place[others]]).sum(axis=0)
+            other = int(others[total.argmin()])
+            yield float(total.min()), (client, other, int(place[other]))
 
 
 def _largest_without(load: Costs, slow: int) -> Costs:

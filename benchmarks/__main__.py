@@ -39,6 +39,7 @@ NAMES = (
     "frames",
     "gpu",
     "host",
+    "compiled",
 )
 # What only some benchmarks can be asked for.
 OPTIONS = {"workload_w": ("ragged",), "gpu": ("counts", "engines", "gpu"), "host": ("engines",)}

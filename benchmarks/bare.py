@@ -107,7 +107,7 @@ class Trainer:
 def _serve(
     workload: Workload, part: int, model: Tensor, totals: Tensor, x: Tensor, y: Tensor, calls: Connection
 ) -> None:
-    """A process of the bare loop: sleeps until it is told a round."""
+    """A process of the bare loop: sleeps until a round is asked for."""
     trainer = Trainer(workload, list(range(part, workload.clients, PROCESSES)), x, y)
     calls.send("ready")
     while (round := calls.recv()) is not None:

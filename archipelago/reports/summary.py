@@ -28,7 +28,7 @@ def final_figures(path: str | Path) -> dict[str, Any]:
     """The figures to publish: the mean of the last evaluations, and the best round by validation.
 
     - `final`: every figure, averaged over the last `evaluation.last` evaluations; those of cluster models on
-      planted distributions by what the models are for (`archipelago/reports/centres.py`).
+      ground-truth distributions by what the models are for (`archipelago/reports/centres.py`).
     - `evaluations`: the rounds of those evaluations.
     - `best_by_validation`: `round` and `figures` of the evaluation with the lowest size-weighted validation
       loss (the earliest of equals); None without a validation split. Never chosen on test data.
@@ -160,7 +160,7 @@ def _facts(figures: Mapping[str, Any], words: Vocabulary) -> list[str]:
                 f"{label} {_number(figures['final'].get(key))}"
                 for key, label in words.summary(over="clusters").items()
             )
-            text += f"; against the planted groups: {', '.join(agreement)}"
+            text += f"; against the ground-truth groups: {', '.join(agreement)}"
         facts.append(text + ".")
     down, up = (figures["final"].get(f"cost_models_{way}") for way in ("down", "up"))
     if down is not None and up is not None:
@@ -235,7 +235,7 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
     lines += [f"- round {event['round']}: {_line(event['text'])}" for event in shown]
     if not shown:
         lines.append("Nothing out of the ordinary.")
-    lines += ["", "## What is here", "", *_files(run.path), "", "## Go on", ""]
+    lines += ["", "## What is here", "", *_files(run.path), "", "## Continue", ""]
     if run.status.state != "finished":
         lines.append(f"Resume: `{program()} resume {run.path}`")
         lines.append("")
@@ -244,14 +244,14 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
 
 
 def _centres(metrics: list[Row], words: Vocabulary) -> list[str]:
-    """Every cluster model on held-out samples of every planted distribution, at the last evaluation; best bold."""
+    """Every cluster model on held-out samples of every ground-truth distribution, at the last evaluation; best bold."""
     for name, spec in centre_columns((name for row in metrics for name in row), words).items():
         measured = [row for row in metrics if name in row]
         best = max if spec.better == "higher" else min
         matrix = measured[-1][name]
         header = ["distribution", *(f"model {k}" for k in range(len(matrix[0])))]
         lines = [
-            "## Cluster models on every planted distribution",
+            "## Cluster models on every ground-truth distribution",
             "",
             f"Each model's {spec.label} on held-out samples, round {measured[-1]['round']}:",
             "",

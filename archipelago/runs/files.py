@@ -13,6 +13,7 @@ from typing import Any
 from archipelago.core.errors import UserError
 from archipelago.core.files import complete_lines
 from archipelago.core.own_files import numbered_files
+from archipelago.runs import identity
 from archipelago.runs.format import format_of, upgraded_config
 from archipelago.runs.status import Status, read_status
 
@@ -53,6 +54,15 @@ class RunFiles:
     def status(self) -> Status:
         """How far the run has come."""
         return read_status(self.path)
+
+    @cached_property
+    def edited(self) -> str | None:
+        """What was changed in the run since it was made, in words; None if nothing was."""
+        content = read_yaml(self._text("config.yaml"), self.path / "config.yaml")
+        try:
+            return identity.difference(self.path, content, self.status.identity)
+        except UserError as error:
+            return str(error)
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:

@@ -59,7 +59,7 @@ def writer_is_gone(folder: Path) -> bool:
     """Whether nobody writes into `folder` any more, as far as its lock file tells.
 
     A process puts its name into the file and removes it when it ends by itself. Without the file (a copy, an object
-    store), or with the name of a process of another machine in it, nothing can be told.
+    store), or with the name of a process of another machine in it, nothing is known.
     """
     try:
         with (folder / ".lock").open(encoding="utf-8") as file:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from archipelago.core.dotted import dotted
 from archipelago.core.errors import UserError
 from archipelago.core.program import program
+from archipelago.runs import identity
 from archipelago.runs.files import RunFiles
 from archipelago.runs.status import is_run, read_status
 
@@ -54,10 +55,22 @@ def check_config(path: Path, expected: str, ignore: tuple[str, ...]) -> None:
         )
 
 
+def check_identity(path: Path) -> None:
+    """A `UserError` if the config or the partition of the run in `path` was changed since it was made."""
+    identity.check_identity(path, settings_of(_config_text(path)), read_status(path).identity)
+
+
+def _config_text(path: Path) -> str:
+    try:
+        return (path / "config.yaml").read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"The run in {path} cannot be read ({error}).") from error
+
+
 def _differences(path: Path, expected: str, ignore: tuple[str, ...]) -> str:
     """Where a run's config says something else, in words; empty where nothing does."""
-    theirs = _flat(RunFiles(path).config)
-    ours = _flat(settings_of(expected))
+    theirs = dotted(RunFiles(path).config)
+    ours = dotted(settings_of(expected))
     differences = [
         f"{key} is {theirs.get(key, 'absent')} there and {ours.get(key, 'absent')} here"
         for key in dict.fromkeys([*theirs, *ours])
@@ -74,15 +87,10 @@ def settings_of(text: str) -> dict[str, Any]:
     """The mapping in a YAML text; empty if it holds something else."""
     import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
-    content = yaml.safe_load(text)
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(
+            f"Expected settings as YAML, got a text that is none ({' '.join(str(error).split())})."
+        ) from error
     return content if isinstance(content, dict) else {}
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -194,7 +194,7 @@ def test_a_run_stopped_early_or_late(stop: int, tmp_path: Path, whole_run: Calla
 
 
 def test_clients_with_one_class_each_are_survived(method: str) -> None:
-    # Two planted groups of five clients, for the oracle.
+    # Two ground-truth groups of five clients, for the oracle.
     session = session_of(
         method, "partition=cluster_n_class", "partition.groups=2", "partition.classes=5", "partition.classes_within=1",
         "data.rotations=1", "clients=10",

@@ -185,7 +185,7 @@ def test_every_centre_on_every_distribution(five_actors: RaySession) -> None:
     assert outcome(session, reports) == in_process(*settings)
 
 
-def test_what_goes_wrong_in_a_client_is_told_as_it_happened(five_actors: RaySession) -> None:
+def test_what_goes_wrong_in_a_client_is_reported_as_it_happened(five_actors: RaySession) -> None:
     plan = plan_of("method=fedavg", *killers.MODULE, "local.steps=3")
     session = Borrowed(plan, five_actors, LAYOUTS["one actor"])
     session.run_round(1)

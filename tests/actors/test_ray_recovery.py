@@ -1,4 +1,4 @@
-"""Whatever is killed, a run goes on by itself, or is resumed, and leaves the files of an undisturbed run."""
+"""Whatever is killed, a run continues by itself, or is resumed, and leaves the files of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def squeeze_after_the_first_loss(monkeypatch: pytest.MonkeyPatch) -> list[list[l
     return layouts
 
 
-def test_everybody_is_killed_once_in_one_run_and_fewer_actors_go_on(
+def test_everybody_is_killed_once_in_one_run_and_fewer_actors_continue(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clusters, private models and momentum through four losses; each of them alone is in the full matrix."""
@@ -293,7 +293,7 @@ def test_a_driver_killed_with_its_cluster_at_a_random_round_is_resumed(
 
 
 @pytest.mark.full
-def test_a_node_is_killed_and_the_run_goes_on_with_what_is_left(tmp_path: Path) -> None:
+def test_a_node_is_killed_and_the_run_continues_with_what_is_left(tmp_path: Path) -> None:
     settings = ("method=ifca", "rounds=60", "checkpoint.every=5")
     run, log = tmp_path / "killed", tmp_path / "log"
     with head_node(cpus=1) as head, another_node(head, cpus=2) as node:

@@ -35,13 +35,13 @@ def test_after_a_loss_a_node_that_comes_back_is_waited_for(nodes: list[list[dict
     assert (fleet.gpus, actors, seen) == (0.0, 2, [NODE["Resources"]])
 
 
-def test_a_cluster_that_stays_empty_is_told_in_a_sentence(nodes: list[list[dict[str, Any]]]) -> None:
+def test_a_cluster_that_stays_empty_is_reported_in_a_sentence(nodes: list[list[dict[str, Any]]]) -> None:
     nodes += [[]]
     with refused("capacity", wanted=5):
         reservation.count_when_possible(plan_of("fleet.actors=5"), shrink=True, deadline=60)
 
 
-def test_at_the_start_what_does_not_fit_is_told_at_once(nodes: list[list[dict[str, Any]]]) -> None:
+def test_at_the_start_what_does_not_fit_is_reported_at_once(nodes: list[list[dict[str, Any]]]) -> None:
     nodes += [[], [NODE]]
     with refused("capacity", wanted=5):
         reservation.count_when_possible(plan_of("fleet.actors=5"), shrink=False, deadline=60)

@@ -61,7 +61,9 @@ def test_a_second_compiler_gives_the_same_bits(fresh, tmp_path):
     import shutil
 
     first = Path(build._compiler()[0]).resolve().name
-    other = next((c for c in ("clang", "gcc") if shutil.which(c) and not first.endswith(c) and c not in first), None)
+    other = next(
+        (c for c in ("clang", "gcc") if shutil.which(c) and not first.endswith(c) and c not in first), None
+    )
     if other is None:
         pytest.skip("one compiler only")
     fresh.setenv("CC", other)
@@ -82,19 +84,24 @@ def test_kernels_are_compiled_once_whoever_asks_at_the_same_time(fresh, tmp_path
     assert [each.name for each in found[0].parent.iterdir()] == [found[0].name]  # nothing half-built is left
     before = found[0].stat().st_mtime_ns
     assert build.library_path() == found[0] and found[0].stat().st_mtime_ns == before
-    if len(ABLE) > 1:
-        fresh.setenv("ARCHIPELAGO_KERNELS", ABLE[1])
+    fresh.setattr(build, "_compiled", lambda command, kept: kept)
+    for other in ABLE[1:]:
+        fresh.setenv("ARCHIPELAGO_KERNELS", other)
         assert build.library_path() != found[0]
 
 
 @needs_kernels
 def test_a_damaged_file_is_removed_and_said(fresh, tmp_path):
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = build.library_path()
-    path.write_bytes(b"not a library")
+
+    def damaged(command, kept):
+        kept.write_bytes(b"not a library")
+        return kept
+
+    fresh.setattr(build, "_compiled", damaged)
     with pytest.raises(build.CannotBuild, match="could not be loaded"):
         build.library()
-    assert build.library().lanes() in (8, 16)
+    assert not list((tmp_path / "archipelago/kernels").iterdir())
 
 
 def trained_by_loop(fresh):
@@ -124,7 +131,9 @@ def test_without_fma_the_loop_trains_and_it_is_said_once(fresh):
 
 def test_a_compiler_that_fails_is_said(fresh, tmp_path):
     fake = tmp_path / "cc"
-    fake.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo fake 1.0 && exit 0\necho 'x: error: no' >&2\nexit 1\n")
+    fake.write_text(
+        "#!/bin/sh\n[ \"$1\" = --version ] && echo fake 1.0 && exit 0\necho 'x: error: no' >&2\nexit 1\n"
+    )
     fake.chmod(0o755)
     fresh.setenv("CC", str(fake))
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -158,7 +167,8 @@ def test_kernels_under_the_sanitizers(tmp_path):
     if not all(Path(each).is_file() for each in preloaded):
         pytest.skip("the compiler has no AddressSanitizer to preload")
     for instructions in ABLE:
-        environment = {**os.environ, "ARCHIPELAGO_KERNELS": f"{instructions}+sanitize", "LD_PRELOAD": " ".join(preloaded),
+        environment = {**os.environ, "ARCHIPELAGO_KERNELS": f"{instructions}+sanitize",
+                       "LD_PRELOAD": " ".join(preloaded),
                        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1", "XDG_CACHE_HOME": str(tmp_path)}  # fmt: skip
         command = [sys.executable, "-m", "tests.support.compiled_sanitized"]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

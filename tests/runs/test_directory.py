@@ -468,7 +468,7 @@ def test_how_a_run_ended_is_in_its_status(tmp_path: Path) -> None:
     assert Run(tmp_path / "finished").status.state == "finished"
 
 
-def test_a_resume_on_another_machine_is_told(tmp_path: Path) -> None:
+def test_a_resume_on_another_machine_is_reported(tmp_path: Path) -> None:
     make(tmp_path / "run").close()
     now = {**ENVIRONMENT, "packages": {"torch": "2.14.0"}}
     with RunDirectory.open(tmp_path / "run", environment=now) as run:
@@ -514,7 +514,7 @@ def test_a_run_describes_itself(undisturbed: Path) -> None:
     text = repr(archipelago.open_run(undisturbed))
     assert text.splitlines()[0].endswith("(ifca on digits, seed 0): finished, 12 of 12 rounds")
     assert "round 12: micro_accuracy" in text
-    assert "nan" not in text  # the planted groups are unknown there
+    assert "nan" not in text  # the ground-truth groups are unknown there
     assert ".metrics" in text
 
 

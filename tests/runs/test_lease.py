@@ -256,7 +256,7 @@ def test_lease_in_a_store_out_of_reach_is_a_mistake_only_at_the_start(
         patch.setattr(lease, "read_text", out_of_reach)
         with pytest.raises(UserError, match="out of reach"):
             Lease(address)
-        with pytest.raises(OSError, match="out of reach"):  # exit code 1: resume goes on
+        with pytest.raises(OSError, match="out of reach"):  # exit code 1: resume continues
             held.renew()
     held.renew()
     held.release()

@@ -1,4 +1,4 @@
-"""What a user is told about a mistake, checked by its code and values: the prose is free to improve."""
+"""What is said about a user's mistake, checked by its code and values: the prose is free to improve."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from lightning_modules.engines.base import ENGINES, Engine
 from lightning_modules.engines.compiled import structures as c
 from lightning_modules.engines.compiled.build import CannotBuild, build_in_background, library
 from lightning_modules.engines.compiled.memory import Arena
-from lightning_modules.engines.compiled.network import NetworkPlan, NotCovered, plan_of
+from lightning_modules.engines.compiled.network import plan_of
+from lightning_modules.engines.compiled.operations import NetworkPlan, NotCovered
 from lightning_modules.engines.compiled.steps import Floats, Inputs, Passes, Update, address
 from lightning_modules.engines.loop import LoopEngine
 from lightning_modules.engines.objective import LocalObjective, Rows, TrainJob, TrainResult, prepare
