@@ -2,8 +2,8 @@
 
 A network of 600 parameters on 8x8 images and batches of four, for ragged clients, in this process on one thread: what
 is left are Python, torch's own work for an operation, and the fleet's and the server's bookkeeping. On a GPU all of
-this has to be shorter than the kernels, or the GPU waits. The number of device operations is counted on the shadow device,
-and gives microseconds for each: the cost model of `gpu` assumes 5.
+this has to be shorter than the kernels, or the GPU waits. The number of device operations is counted on the shadow
+device, and gives microseconds for each: the cost model of `gpu` assumes 5.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from benchmarks.workload import MINIATURE, Workload
 
 TOLERANCE = 1e-5
 SMALL = Workload(clients=3, samples=10, steps=3, batch=4)
+RAGGED = Workload(clients=6, samples=20, steps=3, batch=8, ragged=True)
 
 
 def fresh(workload):
@@ -31,7 +32,18 @@ def test_batches_are_shuffled_passes():
     assert [len(batch) for batch in batches(longer, client=1, round=1)] == [4, 4, 2, 4, 4]
 
 
-@pytest.mark.parametrize("workload", [SMALL, fresh(SMALL)], ids=["momentum kept", "fresh momentum"])
+def test_ragged_workload_w_has_as_many_images_in_unequal_numbers():
+    equal, ragged = Workload(), Workload(ragged=True)
+    assert ragged.sizes().sum() == equal.sizes().sum() == 50_000
+    assert set(equal.sizes()) == {250}
+    assert ragged.sizes().min() < 100 and ragged.sizes().max() > 400
+    rows = np.concatenate([ragged.train_indices(client) for client in range(ragged.clients)])
+    assert sorted(rows.tolist()) == list(range(50_000))
+
+
+@pytest.mark.parametrize(
+    "workload", [SMALL, fresh(SMALL), RAGGED], ids=["momentum kept", "fresh momentum", "ragged"]
+)
 def test_the_bare_loop_and_the_platform_end_at_the_same_model(workload):
     session = InProcessSession(workload.plan("fleet.backend=in_process"))
     start = session.models()["models"]["global"]
