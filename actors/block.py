@@ -7,7 +7,7 @@ transactional: what a round changes is pending until `commit`, and forgotten by 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -241,7 +241,7 @@ class ClientBlock:
         """(clients, K): mean training loss under each of K models, all on the same samples."""
         side, table = self._side(arrays), []
         for client in request.clients:
-            with self._failing(client, request.round, "computing losses"):
+            with self._asking(client, request.round, "computing losses"):
                 index = self.clients[client].train
                 under = self.forward.sum_of_outputs(_existing(request.on_top_of, client, side), index)
                 models = request.models.resolve(client, side)
@@ -266,7 +266,7 @@ class ClientBlock:
         search.start(request.models.resolve(request.clients[0], side), plain=not request.on_top_of)
         table = []
         for client in request.clients:
-            with self._failing(client, request.round, "computing losses"):
+            with self._asking(client, request.round, "computing losses"):
                 index = self.clients[client].train
                 under = self.forward.sum_of_outputs(_existing(request.on_top_of, client, side), index)
                 first = -1 if request.first is None else int(request.first.resolve(client, side))
@@ -281,7 +281,7 @@ class ClientBlock:
         side, results = self._side(arrays), self._results.setdefault(request.handle, {})
         outcome = []
         for client in request.clients:
-            with self._failing(client, request.round, "computing gradients"):
+            with self._asking(client, request.round, "computing gradients"):
                 under = _existing(request.on_top_of, client, side)
                 total, gradient = self._gradient(client, request.models.resolve(client, side), under)
                 magnitude = float(np.max(np.abs(gradient), initial=0.0))
@@ -315,7 +315,7 @@ class ClientBlock:
         """Per-client metrics; a client without samples in this split has none."""
         side, rows = self._side(arrays), []
         for client in request.clients:
-            with self._failing(client, request.round, f"evaluation on {request.split} data"):
+            with self._asking(client, request.round, f"evaluation on {request.split} data"):
                 index = getattr(self.clients[client], request.split)
                 row: dict[str, float] = {"samples": len(index)}
                 if len(index):
@@ -353,7 +353,7 @@ class ClientBlock:
         """
         side, prefix, results = self._side(arrays), request.prefix, []
         for client in request.clients:
-            with self._failing(client, request.round, request.stage):
+            with self._asking(client, request.round, request.stage):
                 inputs = {
                     name: value.resolve(client, side) if isinstance(value, Encoded) else value
                     for name, value in request.inputs.items()
@@ -418,6 +418,15 @@ class ClientBlock:
 
     def _side(self, arrays: tuple[npt.NDArray[Any], ...]) -> ClientSide:
         return ClientSide(arrays, self.states.of, self._results)
+
+    @contextmanager
+    def _asking(self, client: int, round: int, stage: str) -> Iterator[None]:
+        """`_failing`, and what a user's module draws is drawn for this client: the same on any packing."""
+        with self._failing(client, round, stage), ExitStack() as stack:
+            if self.model.of_users:
+                seed = torch_seed(self.setup.seed, "forward", slot=stage, round=round, client=client)
+                stack.enter_context(self.model.seeded(seed))
+            yield
 
     @contextmanager
     def _failing(self, client: int, round: int, stage: str) -> Iterator[None]:

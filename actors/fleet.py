@@ -21,14 +21,13 @@ from actors.rounds import Count, Ledger, RoundState
 from actors.trained import Trained
 from actors.wire import Wire, model_key
 from archipelago.core.errors import ClientFailure
-from archipelago.strategies.parameters import ModelSpec, PartialSums, Vector, add_sums, used_rows
+from archipelago.strategies.parameters import ModelSpec, PartialSums, Vector, add_sums
 from archipelago.strategies.penalties import Penalty
 from archipelago.strategies.references import Indices, Models, PerClient, Prediction, Reference, SampleWeights
 
 if TYPE_CHECKING:  # a server process has no use for Lightning, which a block imports
     from actors.block import ClientBlock
 
-SUMS = 64e6  # bytes of partial sums that travel at a time
 WILD = 1e9  # times the median magnitude: a model beyond this is diverging
 
 
@@ -42,10 +41,9 @@ class Fleet(ABC):
     def __init__(
         self, layout: Sequence[Sequence[int]], sizes: npt.NDArray[np.int64], not_finite: str = "drop"
     ) -> None:
-        self.layout = [np.asarray(block, np.int64) for block in layout]
+        self.layout: list[Indices] = []
         self._block_of = np.empty(len(sizes), np.int64)
-        for b, block in enumerate(self.layout):
-            self._block_of[block] = b
+        self.move(layout)
         self.all_sizes = sizes
         self.not_finite = not_finite
         self.ids: Indices = np.arange(len(sizes), dtype=np.int64)
@@ -53,6 +51,12 @@ class Fleet(ABC):
         self._round = RoundState()
         self.prefix = ""  # of slots, private models and initialisations, see `named`
         self._known: dict[str, ModelSpec] = {}  # shared by all views
+
+    def move(self, layout: Sequence[Sequence[int]]) -> None:
+        """Where the clients live from now on, for all views: between rounds, by who moved their states."""
+        self.layout[:] = [np.asarray(block, np.int64) for block in layout]
+        for b, block in enumerate(self.layout):
+            self._block_of[block] = b
 
     # --- reaching the blocks ----------------------------------------------------------------------------
 
@@ -395,25 +399,6 @@ class Fleet(ABC):
         results = self._in_order(found, clients)
         self.ledger.compute(0.0, [forwards for _, forwards in results])
         return [result for result, _ in results]
-
-    def combine(
-        self, handle: str, weights: npt.NDArray[np.float64], exponents: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[slice, PartialSums]]:
-        """Fixed-point sums of the models under `handle` over all clients, some columns at a time.
-
-        No process ever holds more than a few pieces of `SUMS` bytes, whatever the number of models and blocks.
-        """
-        clients = {b: at for b, at in self.participants().items() if weights[:, at].any()}
-        if not clients:
-            return
-        width = max(1, int(SUMS // (8 * len(used_rows(weights)))))
-        pieces = [(start, min(start + width, self.spec.size)) for start in range(0, self.spec.size, width)]
-        calls = (
-            {b: (handle, self.names(at), weights[:, at], exponents, piece) for b, at in clients.items()}
-            for piece in pieces
-        )
-        for piece, sums in zip(pieces, self._summed("combine", calls), strict=True):
-            yield slice(*piece), sums
 
     def distances(self, handle: str, to: Reference) -> npt.NDArray[np.float64]:
         """Euclidean distance of each client's model under `handle` to its reference."""

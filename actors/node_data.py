@@ -36,7 +36,7 @@ class _Held:
 
 
 class NodeFederations:
-    """Data sets and federations, each made once and kept while there is room (`budget` bytes for each of the two).
+    """Data sets and federations, each made once and kept while memory allows (`budget` bytes for each of the two).
 
     `put` stores a value and `get` reads it back without a copy: Ray's object store, or this process's memory.
     """
@@ -52,7 +52,7 @@ class NodeFederations:
 
     def get(self, data: DataSettings, partition: PartitionSettings, clients: int, seed: int) -> Any:
         """[the rest of the federation, its samples, its labels], as `put` answered for each."""
-        PARTITIONS.find(partition.name)  # a wrong name is told before a large data set is read
+        PARTITIONS.find(partition.name)  # a wrong name is reported before a large data set is read
         key = repr((data, partition, clients, seed, _content(data)))
         if key not in self._federations:
             self._federations[key] = self._made(key, data, partition, clients, seed)
@@ -84,7 +84,7 @@ class NodeFederations:
             dataset = load_dataset(plain, seed)
             self.loaded.append(key)
             x, y = dataset.joined()
-            # As they are in the object store: what is planted in them goes into a copy.
+            # As they are in the object store: shifts of groups go into a copy.
             x.flags.writeable = y.flags.writeable = False
             # What is memory-mapped goes in as its address, and is shared by all processes as a file is.
             given = [self._put(x), self._put(y)]
@@ -121,7 +121,7 @@ def _size(*arrays: Any) -> int:
 
 
 def _over(held: OrderedDict[str, _Held], budget: int) -> list[str]:
-    """The least recently used that there is no room for; the newest always stays."""
+    """The least recently used that memory does not allow; the newest always stays."""
     total, gone = sum(each.size for each in held.values()), []
     for key, each in list(held.items())[:-1]:
         if total <= budget:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from actors.balance import balanced
 from archipelago.core.errors import UserError
 from archipelago.core.settings import FleetSettings, LocalSettings
 
@@ -128,7 +129,7 @@ def actor_count(fleet: FleetSettings, clients: int, nodes: Sequence[Node], *, sh
         return wanted
     if shrink and room >= 1:
         return room
-    raise UserError(_cannot_hold(wanted, room, fleet, nodes))
+    raise UserError(_cannot_hold(wanted, room, fleet, nodes), code="capacity", wanted=wanted, capacity=room)
 
 
 def _cannot_hold(wanted: int, room: int, fleet: FleetSettings, nodes: Sequence[Node]) -> str:
@@ -142,7 +143,7 @@ def _cannot_hold(wanted: int, room: int, fleet: FleetSettings, nodes: Sequence[N
     else:
         remedy = "ask for less per actor (fleet.cpus, fleet.gpus)"
     return (
-        f"Expected room for {_count(wanted, 'client actor')} of {each} each, but the "
+        f"Expected capacity for {_count(wanted, 'client actor')} of {each} each, but the "
         f"cluster has {has} on {_count(len(nodes), 'node')}, which holds {room}: {remedy}."
     )
 
@@ -202,13 +203,6 @@ def _count(amount: float, noun: str) -> str:
     return f"{amount:g} {noun}{'' if amount == 1 else 's'}"
 
 
-def client_costs(local: LocalSettings, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """What a client's round costs: samples it pushes through the network."""
-    if local.epochs is not None:
-        return local.epochs * sizes.astype(np.float64)
-    return local.steps * np.minimum(sizes, local.batch).astype(np.float64)
-
-
 def trained_samples(
     local: LocalSettings, sizes: npt.NDArray[np.int64], share: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.int64]:
@@ -228,24 +222,18 @@ def trained_samples(
 def layout(
     costs: npt.NDArray[np.float64], actors: int, clients_per_actor: int | None = None
 ) -> list[list[int]]:
-    """Clients of each actor: balanced by cost, or blocks of a fixed number.
+    """Clients of each actor: balanced by cost (one row, or one for every barrier), or blocks of a fixed number.
 
     >>> layout(np.array([4.0, 1.0, 1.0, 2.0]), 2)
     [[0], [1, 2, 3]]
     >>> layout(np.ones(5), 3, clients_per_actor=2)
     [[0, 1], [2, 3], [4]]
     """
-    clients = len(costs)
+    table = np.atleast_2d(costs)
+    clients = table.shape[1]
     if clients_per_actor is not None and math.ceil(clients / clients_per_actor) == actors:
         return [
             list(range(at, min(at + clients_per_actor, clients)))
             for at in range(0, clients, clients_per_actor)
         ]
-    blocks: list[list[int]] = [[] for _ in range(actors)]
-    loads = np.zeros(actors)
-    # Longest first, each to the least loaded: at most 4/3 of the best balance.
-    for client in np.argsort(-costs, kind="stable"):
-        lightest = int(np.argmin(loads))
-        blocks[lightest].append(int(client))
-        loads[lightest] += costs[client]
-    return [sorted(block) for block in blocks]
+    return balanced(table, actors)

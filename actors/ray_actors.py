@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
+from actors.client_states import State
 from actors.compute import BlockDevice
 from actors.fleet import Fleet
 from actors.reports import RoundReport
@@ -41,7 +43,9 @@ class ClientActor:
 
     device: str
     block: ClientBlock
+    made: tuple[BlockSetup, npt.NDArray[Any], npt.NDArray[Any]]
     held: HeldStates
+    seconds: dict[str, float]  # in each stage, since they were asked for
 
     def start(
         self,
@@ -51,19 +55,49 @@ class ClientActor:
         y: npt.NDArray[Any],
     ) -> BlockDevice:
         """Load the clients; `x` and `y` are read where the object store holds them. Returns what it computes on."""
-        from actors.blocks import make_block  # Lightning is imported here and not in the server
         from actors.devices import claim_device
 
         claim = claim_device(setup.gpus, setup.precision, setup.determinism)
         self.device = claim.device
-        self.block = make_block(setup, clients, x, y, self.device)
+        self.made = setup, x, y
+        self.block = self._block(clients)
         self.held = HeldStates()
+        self.seconds = {}
         which = ",".join(map(str, ray.get_gpu_ids()))
         return self.block.computes_on(claim.name, f"{_place()['node']}/{which}" if which else "")
 
+    def _block(self, clients: dict[int, ClientSamples]) -> ClientBlock:
+        from actors.blocks import make_block  # Lightning is imported here and not in the server
+
+        setup, x, y = self.made
+        return make_block(setup, clients, x, y, self.device)
+
+    def give(self, clients: list[int]) -> dict[int, State]:
+        """The committed states of clients that go to another actor."""
+        states = self.block.snapshot()
+        return {client: states[client] for client in clients}
+
+    def take(self, clients: dict[int, ClientSamples], *arriving: dict[int, State]) -> None:
+        """Host these clients from now on: some of those that are here, and those whose states arrive."""
+        states = {client: state for client, state in self.block.snapshot().items() if client in clients}
+        for some in arriving:
+            states |= some
+        del self.block  # what it holds on the device goes before the next one comes
+        self.block = self._block(clients)
+        self.block.restore(states)
+
     def call(self, method: str, arguments: tuple[Any, ...], *arrays: npt.NDArray[Any]) -> Any:
         """Do what the fleet asks of a block."""
-        return getattr(self.block, method)(*arguments, *arrays)
+        started = time.perf_counter()
+        try:
+            return getattr(self.block, method)(*arguments, *arrays)
+        finally:
+            self.seconds[method] = self.seconds.get(method, 0.0) + time.perf_counter() - started
+
+    def spent(self) -> dict[str, float]:
+        """Seconds in each stage since it was asked last."""
+        seconds, self.seconds = self.seconds, {}
+        return seconds
 
     def shard(self, question: str, number: int, *arguments: Any) -> Any:
         """What the driver asks about the states that are held under a number (`actors/shards.py`)."""
@@ -176,6 +210,10 @@ class ServerActor:
     def run_round(self, round: int) -> RoundReport:
         """One committed round."""
         return self.server.run_round(round)
+
+    def move(self, layout: Sequence[Sequence[int]]) -> None:
+        """Clients live elsewhere from now on."""
+        self.fleet.move(layout)
 
     def state(self) -> dict[str, Any]:
         """The server's part of a checkpoint, of the last committed round."""

@@ -57,9 +57,12 @@ def reserve(plan: Plan, shrink: bool, wait: float) -> Reserved:
         if time.monotonic() >= deadline:
             each = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
             raise UserError(
-                f"Expected room for {count} client actor{'' if count == 1 else 's'} of {each} each, but the "
-                f"cluster is busy and has had room for {free} after {wait:g} s: wait until others are done, "
-                f"or ask for less (fleet.actors, fleet.cpus, {'fleet.gpus' if plan.fleet.gpus else 'fleet.gpus=0'})."
+                f"Expected capacity for {count} client actor{'' if count == 1 else 's'} of {each} each, but the "
+                f"cluster is busy and has had capacity for {free} after {wait:g} s: wait until others are done, "
+                f"or ask for less (fleet.actors, fleet.cpus, {'fleet.gpus' if plan.fleet.gpus else 'fleet.gpus=0'}).",
+                code="capacity",
+                wanted=count,
+                capacity=free,
             )
         if flexible:
             # One fewer at least: what is free may be scattered over devices and hold less than it seems.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,8 +18,9 @@ import numpy.typing as npt
 from actors import reservation
 from actors.client_states import State
 from actors.compute import BlockDevice, Compute, compute_of, without_gpu
-from actors.placement import Node, client_costs, gpus_of, idle_gpus, layout, resolved
+from actors.placement import Node, gpus_of, idle_gpus, layout, resolved
 from actors.ray_errors import ActorsLost, SurfacedErrors
+from actors.rebalancing import Rebalancing, expected_costs
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
 from actors.server import Server, ServerSetup
@@ -45,6 +46,7 @@ class Plan:
     x: npt.NDArray[Any]
     y: npt.NDArray[Any]
     title: str = "archipelago"
+    passes: float = 0.0  # of a participant's training samples through models, in a round, besides training
     gpus: float | None = None
 
     def sized(self, nodes: Sequence[Node], *, cuda: bool = True) -> FleetSettings:
@@ -54,8 +56,8 @@ class Plan:
         return resolved(self.fleet, len(self.clients), nodes, cuda=cuda)
 
     def costs(self) -> npt.NDArray[np.float64]:
-        """Cost of each client's round."""
-        return client_costs(self.block.local, self.server.sizes)
+        """What each client is expected to cost before each barrier, a row for each."""
+        return expected_costs(self)
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,7 @@ class RaySession:
     """
 
     _held = 0  # number of the last snapshot
+    _rebalancing: Rebalancing | None = None  # None: clients stay where they are
 
     def __init__(
         self,
@@ -237,6 +240,9 @@ class RaySession:
                 plan, gpus=self.gpus, block=dataclasses.replace(plan.block, gpus=self.gpus)
             )
             self.layout = layout(plan.costs(), count, plan.fleet.clients_per_actor)
+            self._samples = plan.clients
+            if count > 1 and plan.fleet.clients_per_actor is None:
+                self._rebalancing = Rebalancing(plan)
             self._start(plan, checkpoint, data or (ray.put(plan.x), ray.put(plan.y)))
         except BaseException:
             self.close()
@@ -312,7 +318,49 @@ class RaySession:
         import ray
 
         with SurfacedErrors():
-            return ray.get(self.server.run_round.remote(round))
+            report: RoundReport = ray.get(self.server.run_round.remote(round))
+            return report if self._rebalancing is None else self._rebalanced(report, self._rebalancing)
+
+    def _rebalanced(self, report: RoundReport, rebalancing: Rebalancing) -> RoundReport:
+        """In the first rounds: what each actor took, and then the one move that follows."""
+        import ray
+
+        seconds = ray.get([actor.spent.remote() for actor in self.clients])
+        found = rebalancing.measured(report.round, self.layout, seconds)
+        if rebalancing.over:
+            self._rebalancing = None
+        if found is None:
+            return report
+        layout, share = found
+        moved = self._move(layout)
+        text = (
+            f"Moved {moved} of {len(self._samples)} clients to other actors, as measured: a round is expected to take "
+            f"{share:.0%} of the time."
+        )
+        return replace(report, events=[*report.events, text])
+
+    def _move(self, layout: list[list[int]]) -> int:
+        """Give clients, with their states, to the actors of another layout; returns how many moved."""
+        import ray
+
+        home = {client: b for b, block in enumerate(layout) for client in block}
+        arriving: list[list[Any]] = [[] for _ in layout]
+        moved = 0
+        for actor, b, block in zip(self.clients, range(len(layout)), self.layout, strict=True):
+            for there in sorted({home[client] for client in block} - {b}):
+                leaving = [client for client in block if home[client] == there]
+                arriving[there].append(actor.give.remote(leaving))  # from actor to actor
+                moved += len(leaving)
+        samples = [{client: self._samples[client] for client in block} for block in layout]
+        ray.get(
+            [
+                actor.take.remote(own, *states)
+                for actor, own, states in zip(self.clients, samples, arriving, strict=True)
+            ]
+        )
+        ray.get(self.server.move.remote(layout))
+        self.layout = layout
+        return moved
 
     def snapshot(self) -> Snapshot:
         """The server's state now; the actors hold on to their clients' until they are written or asked for."""

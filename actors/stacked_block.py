@@ -7,7 +7,7 @@ client, as in any other block, and the run says what and why.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from actors.block import ClientBlock
 from actors.client_states import State
 from actors.device_states import DeviceStates, Positions, taken
 from actors.devices import effective_tier
-from actors.forward import ClientView
 from actors.metrics import client_metrics
 from actors.requests import (
     BestRequest,
@@ -32,18 +31,18 @@ from actors.requests import (
     TrainRequest,
 )
 from actors.stacked_outputs import Places, PlacesOf, StackedOutputs
-from actors.stacking import DeviceSide, SlabResults, Stacked, Uploads
+from actors.stacked_prediction import predicted
+from actors.stacked_tables import StackedTables
+from actors.stacked_views import LossesOfAll, StackedView
+from actors.stacking import DeviceSide, SlabResults, Stacked, Uploads, fixed_point_sums
 from actors.wire import Encoded, model_key
 from archipelago.core.errors import ClientFailure, UserError
 from archipelago.core.randomness import torch_seed
-from archipelago.strategies.parameters import PartialSums, used_rows
-from archipelago.strategies.penalties import Penalty
+from archipelago.strategies.parameters import PartialSums
 from lightning_modules.engines.stacked import StackedEngine, StackedParts
 from lightning_modules.engines.stacked.batched import is_per_sample
 from lightning_modules.engines.stacked.samples import DeviceSamples
 from lightning_modules.engines.stacked.training import Outcome, Work
-
-SCRATCH = 2**25  # numbers that a sum of models works on at a time
 
 
 class StackedBlock(ClientBlock):
@@ -86,6 +85,7 @@ class StackedBlock(ClientBlock):
                 self.states = DeviceStates(clients, parts.optimizer, where)
                 self.places = PlacesOf(clients, parts.model)
                 self.outputs = StackedOutputs(parts.model)
+                self.tables = StackedTables(self.outputs, self.states, self.model.spec.parameters)
                 self.uploads = Uploads(where)
         elif self.engine.why_not:
             self.engine.say(self.engine.why_not)
@@ -121,13 +121,13 @@ class StackedBlock(ClientBlock):
         stage = f"local training ('{request.slot}')"
         with self._failing_together(request.clients, request.round, stage):
             side, clients = self._device_side(arrays), request.clients
-            received = [request.start.is_received(client, side.side) for client in clients]
+            received = request.start.received_by(clients, side)
             work = self._work(request, side)
             outcome = self.parts.train(work)
             measured = self._measured(outcome.objective, outcome.models)
-            arrived = np.isfinite(measured).all(axis=1)
+            arrived = np.asarray(np.isfinite(measured).all(axis=1))
             self._store(request, outcome, arrived)
-        frozen = self._frozen_models(request, side)
+        frozen = self.tables.frozen_models(request, side)
         rows = []
         for at, batches in enumerate(work.batches):
             forward = frozen * len(np.unique(np.concatenate(batches))) if frozen else 0
@@ -166,10 +166,10 @@ class StackedBlock(ClientBlock):
             seeds=[self._seed(client, request) for client in clients],
             slabs=slabs,
             steps=self.states.steps(name, clients) if remembers else None,
-            tables=self._tables(request, side, places),
+            tables=self.tables.of_training(request, side, places),
             scale=None if scale is None else scale.of(np.arange(len(clients)), self.device).to(torch.float32),
             penalties=request.penalties,
-            anchors=[self._anchors(penalty, clients, side) for penalty in request.penalties],
+            anchors=[self.tables.anchors(penalty, clients, side) for penalty in request.penalties],
         )
 
     def _seed(self, client: int, request: TrainRequest) -> int:
@@ -179,62 +179,6 @@ class StackedBlock(ClientBlock):
         """The batches of `ClientBlock._batches` as positions in the client's list of samples."""
         count = len(self.clients[client].train)
         return self._batches(client, request, side.side, np.arange(count))
-
-    def _tables(self, request: TrainRequest, side: DeviceSide, places: Places) -> dict[str, Tensor]:
-        """Frozen outputs, outputs for penalties and sample weights of every place."""
-        clients, tables = request.clients, {}
-        frozen = self._sum_of_outputs(request.on_top_of, clients, side, places)
-        if frozen is not None:
-            tables["frozen"] = frozen
-        for number, penalty in enumerate(request.penalties):
-            for name, encoded in penalty.outputs.items():
-                models = encoded.stack(clients, side)  # type: ignore[union-attr]  # references travel encoded
-                shared = models.rows is None and models.values.dim() == 2
-                tables[f"{number}.{name}"] = (
-                    torch.stack(self.outputs.of_each(models, places), dim=1)
-                    if shared
-                    else self.outputs.of(models, places)
-                )
-        if request.sample_weights is not None:
-            name, column = request.sample_weights
-            columns = [np.asarray(self.states.host(client)[name])[:, column] for client in clients]
-            weights = np.concatenate(columns).astype(np.float32)
-            tables["sample_weights"] = torch.from_numpy(weights).to(self.device)
-        return tables
-
-    def _sum_of_outputs(
-        self, references: Sequence[Encoded], clients: list[int], side: DeviceSide, places: Places
-    ) -> Tensor | None:
-        """The outputs of several references, added; None if they point at nothing for anybody."""
-        total = None
-        for encoded in references:
-            models = encoded.stack(clients, side)
-            if models.present(len(clients)).any():
-                outputs = self.outputs.of(models, places)
-                total = outputs if total is None else total + outputs
-        return total
-
-    def _frozen_models(self, request: TrainRequest, side: DeviceSide) -> int:
-        """How many models each sample goes forward through, besides the one that is trained."""
-        count = len(request.on_top_of)
-        for penalty in request.penalties:
-            for encoded in penalty.outputs.values():
-                models = encoded.stack(request.clients, side)  # type: ignore[union-attr]
-                count += len(models.values) if models.rows is None and models.values.dim() == 2 else 1
-        return count
-
-    def _anchors(
-        self, penalty: Penalty, clients: list[int], side: DeviceSide
-    ) -> dict[str, tuple[Tensor, bool]]:
-        """What a penalty holds constant. Models come without their buffers, which no penalty covers."""
-        found: dict[str, tuple[Tensor, bool]] = {}
-        for name, encoded in penalty.anchors.items():
-            models = encoded.stack(clients, side)  # type: ignore[union-attr]
-            shared = models.rows is None
-            value = models.values if shared else models.of(np.arange(len(clients)), self.device)
-            is_model = encoded.is_model  # type: ignore[union-attr]
-            found[name] = (value[..., : self.model.spec.parameters] if is_model else value, shared)
-        return found
 
     def _measured(self, objective: Tensor, models: Tensor) -> npt.NDArray[np.float64]:
         """(n, 2): mean objective and largest absolute value. The stage's one synchronisation."""
@@ -279,7 +223,7 @@ class StackedBlock(ClientBlock):
             side = self._device_side(arrays)
             places = self.places.get(request.clients, "train")
             models = request.models.stack(request.clients, side)
-            under = self._sum_of_outputs(request.on_top_of, request.clients, side, places)
+            under = self.tables.sum_of_outputs(request.on_top_of, request.clients, side, places)
             table = self.sample_losses(models, places, under)
             sums = torch.segment_reduce(table.to(torch.float64), "sum", lengths=places.lengths, unsafe=True)
             return (sums / places.lengths[:, None]).cpu().numpy()
@@ -316,7 +260,7 @@ class StackedBlock(ClientBlock):
             side = self._device_side(arrays)
             places = self.places.get(clients, "train")
             at = request.models.stack(clients, side)
-            under = self._sum_of_outputs(request.on_top_of, clients, side, places)
+            under = self.tables.sum_of_outputs(request.on_top_of, clients, side, places)
             batches = [
                 [places.starts[i] + np.arange(a, min(a + width, size)) for a in range(0, int(size), width)]
                 for i, size in enumerate(places.sizes)
@@ -346,7 +290,7 @@ class StackedBlock(ClientBlock):
             rows: list[dict[str, float]] = [{"samples": int(size)} for size in places.sizes]
             if not len(places):
                 return rows
-            outputs = self._predicted(request, side, places)
+            outputs = predicted(request, side, places, self.outputs, self.setup.classes)
             y = self.parts.model.samples.targets(places.rows)
             losses = self.forward.losses_of_prediction(outputs, y, request.combine)
             losses = losses.reshape(len(losses), -1).mean(dim=1) if losses.dim() > 1 else losses
@@ -363,71 +307,19 @@ class StackedBlock(ClientBlock):
                     )
         return rows
 
-    def _predicted(self, request: EvaluateRequest, side: DeviceSide, places: Places) -> Tensor:
-        """(places, outputs) of the prediction, as `Forward.combined` has it client by client."""
-        clients, count = request.clients, len(request.models)
-        each = [encoded.stack(clients, side) for encoded in request.models]
-        weights = np.ones((len(clients), count))
-        if request.weights is not None:
-            weights = np.array([request.weights.resolve(client, side.side) for client in clients])
-        weights = weights * np.stack([models.present(len(clients)) for models in each], axis=1)
-        empty = np.flatnonzero((weights == 0).all(axis=1) & (places.sizes > 0))
-        if len(empty):
-            raise ClientFailure(
-                clients[int(empty[0])], request.round, f"evaluation on {request.split} data",
-                "ValueError: there is no model to predict with",
-            )  # fmt: skip
-        sums = weights.sum(axis=1)
-        plain = bool(np.isin(weights, (0.0, 1.0)).all())
-        divides = request.combine != "logit_sum" and not (sums == 1.0).all()
-        sent = torch.from_numpy(np.concatenate([weights, np.maximum(sums, 1e-300)[:, None]], axis=1)).to(
-            self.device
-        )
-        by_place = sent.to(torch.float32).index_select(0, places.owner)
-        total: Tensor | None = None
-        for m, models in enumerate(each):
-            used = weights[:, m] != 0
-            if not used.any():
-                continue
-            outputs = self._as_combined(self._outputs_where(models, used, places), request.combine)
-            if not (plain and used.all()):
-                outputs = outputs * by_place[:, m : m + 1].reshape([-1] + [1] * (outputs.dim() - 1))
-            total = outputs if total is None else total + outputs
-        assert total is not None
-        return total / by_place[:, -1:].reshape([-1] + [1] * (total.dim() - 1)) if divides else total
-
-    def _outputs_where(self, models: Stacked, used: npt.NDArray[np.bool_], places: Places) -> Tensor:
-        """Outputs for clients that use a model; the others' are not computed where that spares much."""
-        if used.mean() > 0.5:
-            return self.outputs.of(models, places)
-        rows = np.zeros(len(used), np.int64) if models.rows is None else models.rows
-        values = models.values[None] if models.rows is None else models.values
-        return self.outputs.of(Stacked(values, np.where(used, rows, -1)), places)
-
-    def _as_combined(self, outputs: Tensor, combine: str) -> Tensor:
-        # A regression has no probabilities: there, all are the mean of the outputs.
-        if self.setup.classes is None:
-            return outputs
-        if combine == "probability_mean":
-            return outputs.softmax(dim=-1)
-        if combine == "vote":
-            classes = torch.arange(outputs.shape[-1], device=outputs.device)
-            return (outputs.argmax(dim=-1, keepdim=True) == classes).to(outputs.dtype)
-        return outputs
-
     def map(self, request: MapRequest, *arrays: npt.NDArray[Any]) -> list[Any]:
         """Run a pure client function; losses that it asks for are computed for all clients at once."""
         if not self.batched:
             return super().map(request, *arrays)
         side, prefix, results = self._device_side(arrays), request.prefix, []
-        together = _LossesOfAll(self, request.clients)
+        together = LossesOfAll(request.clients, self.places.get, self.uploads, self.sample_losses)
         for at, client in enumerate(request.clients):
             with self._failing(client, request.round, request.stage):
                 inputs = {
                     name: value.resolve(client, side.side) if isinstance(value, Encoded) else value
                     for name, value in request.inputs.items()
                 }
-                whole, view = self.states.host(client), _StackedView(self.view(client), together, at)
+                whole, view = self.states.host(client), StackedView(self.view(client), together, at)
                 own = {k.removeprefix(prefix): v for k, v in whole.items() if k.startswith(prefix)}
                 state, result = request.function(view, own, **inputs)
                 others: State = {k: v for k, v in whole.items() if not k.startswith(prefix)}
@@ -490,67 +382,12 @@ class StackedBlock(ClientBlock):
         held = self._held(handle, clients)
         if held is None:
             return super().combine(handle, clients, weights, exponents, columns)
-        (models, row_of), (start, stop) = held, columns
+        models, row_of = held
         there = np.flatnonzero(row_of >= 0)
-        rows = used_rows(weights[:, there])
-        factors = weights[rows][:, there] * np.exp2(exponents[rows].astype(np.float64))[:, None]
-        # One copy: for each sum the rows of its members, and what they are multiplied with.
-        members = [np.flatnonzero(factor) for factor in factors]
-        sent = torch.from_numpy(
-            np.concatenate(
-                [np.zeros(0), *(row_of[there[at]] for at in members), *map(np.take, factors, members)]
-            )
-        ).to(self.device)
-        sizes = [len(at) for at in members]
-        totals = torch.zeros(len(rows), stop - start, dtype=torch.int64, device=self.device)
-        pieces = sent.split([*sizes, *sizes])
-        for k, size in enumerate(sizes):
-            at, factor = pieces[k].to(torch.int64), pieces[len(sizes) + k]
-            width = max(1, SCRATCH // size)
-            for first in range(start, stop, width):
-                last = min(first + width, stop)
-                values = models[:, first:last].index_select(0, at).to(torch.float64)
-                products = values.mul_(factor[:, None]).round_().to(torch.int64)
-                totals[k, first - start : last - start] = products.sum(dim=0)
-        return rows, totals.cpu().numpy()
+        return fixed_point_sums(models, row_of[there], weights[:, there], exponents, columns)
 
     def _failing_together(self, clients: Sequence[int], round: int, stage: str) -> Any:
         """Whatever goes wrong says which round and stage; the client is the first of those computed together."""
         first = clients[0] if clients else -1
         others = f" (with {len(clients) - 1} others as one batched model)" if len(clients) > 1 else ""
         return self._failing(first, round, f"{stage}{others}")
-
-
-class _LossesOfAll:
-    """Sample losses under models that a client function asks for: all clients' at the first call, one copy."""
-
-    def __init__(self, block: StackedBlock, clients: Sequence[int]) -> None:
-        self._block, self._clients = block, clients
-        self._known: dict[Hashable, npt.NDArray[np.float32]] = {}
-
-    def of(self, at: int, models: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """(samples, K) losses of the client at one position."""
-        block = self._block
-        values, key = block.uploads.get(models)
-        shared = Stacked(values, None, key)
-        if key is None:  # models that this client made for itself
-            own = block.places.get([self._clients[at]], "train")
-            return block.sample_losses(shared, own).cpu().numpy()
-        places = block.places.get(self._clients, "train")
-        if key not in self._known:
-            self._known[key] = block.sample_losses(shared, places).cpu().numpy()
-        start = int(places.starts[at])
-        return self._known[key][start : start + int(places.sizes[at])]
-
-
-class _StackedView(ClientView):
-    """A client as its own code sees it."""
-
-    def __init__(self, plain: ClientView, together: _LossesOfAll, at: int) -> None:
-        self.__dict__.update(plain.__dict__)
-        self._together, self._at = together, at
-
-    def sample_losses(self, models: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """(samples, K) training losses under each model."""
-        self.forwards += self.size * len(models)
-        return self._together.of(self._at, models)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,11 +38,10 @@ class Places:
     def __len__(self) -> int:
         return len(self.index)
 
-    def rows_at(self, places: Tensor) -> Tensor:
-        """The samples at some places."""
-        return self.rows.index_select(
-            0, places if places.device == self.rows.device else places.to(self.rows.device)
-        )
+    def rows_at(self, places: Positions, sent: Tensor) -> Tensor:
+        """The samples at some places, given on the host and on the device: looked up where the samples are."""
+        here = sent if self.rows.device == sent.device else torch.from_numpy(places)
+        return self.rows.index_select(0, here)
 
     def of(self, at: Positions) -> Positions:
         """The places of the clients at some positions, one after the other."""
@@ -72,23 +72,18 @@ class PlacesOf:
         sizes = np.array([len(each) for each in lists], np.int64)
         index = np.concatenate(lists) if lists else np.zeros(0, np.int64)
         device = self._model.device
-        # One copy for the three of them.
-        rows, owner = (
-            self._model.samples.rows(index),
-            np.repeat(np.arange(len(clients), dtype=np.int32), sizes),
-        )
-        sent = torch.from_numpy(np.concatenate([rows, owner, sizes.astype(np.int32)])).to(device)
-        first, second = len(rows), 2 * len(rows)
-        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+        samples = self._model.samples
+        owner = np.repeat(np.arange(len(clients), dtype=np.int32), sizes)
+        sent = torch.from_numpy(np.concatenate([owner, sizes.astype(np.int32)])).to(device)
         return Places(
             clients,
             split,
             sizes,
-            starts,
-            index,
-            sent[:first],
-            sent[first:second],
-            sent[second:].to(torch.int64),
+            starts=np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64),
+            index=index,
+            rows=torch.from_numpy(samples.rows(index)).to(samples.rows_device),
+            owner=sent[: len(owner)],
+            lengths=sent[len(owner) :].to(torch.int64),
         )
 
 
@@ -170,8 +165,9 @@ class StackedOutputs:
         assert what.rows is not None
         device = self.model.device
         groups = [places.of(np.flatnonzero(what.rows == row)) for row in used]
-        order = torch.from_numpy(np.concatenate([*groups, np.zeros(0, np.int64)])).to(device)
-        rows = places.rows_at(order)
+        listed = np.concatenate([*groups, np.zeros(0, np.int64)])
+        order = torch.from_numpy(listed).to(device)
+        rows = places.rows_at(listed, order)
         ends = np.cumsum([len(group) for group in groups])
         parts = [
             self._pass(what.values[int(row)], rows[end - len(group) : end])
@@ -189,23 +185,26 @@ class StackedOutputs:
         made: Tensor | None = None
         there = np.flatnonzero((what.rows >= 0) & (places.sizes > 0))
         for group in _alike(there, places.sizes):
-            for outputs, at in self.chunks.run(
-                len(group), lambda at, g=group: self._padded(what, places, g[at])
-            ):  # type: ignore[misc]
+            parts = self.chunks.run(len(group), functools.partial(self._padded, what, places, group))
+            for outputs, at in parts:
                 if made is None:
                     made = outputs.new_zeros(len(places), *outputs.shape[1:])
                 made.index_copy_(0, at, outputs)
         return self._pass(what.values[0], places.rows[:0]) if made is None else made
 
-    def _padded(self, what: Stacked, places: Places, group: Positions) -> tuple[Tensor, Tensor]:
+    def _padded(
+        self, what: Stacked, places: Places, among: Positions, chosen: Positions
+    ) -> tuple[Tensor, Tensor]:
+        """Some of a group of clients, each under its own model: (outputs, their places)."""
         assert what.rows is not None
+        group = among[chosen]
         device, sizes = self.model.device, places.sizes[group]
         longest = int(sizes.max())
         at = places.starts[group][:, None] + np.minimum(np.arange(longest), sizes[:, None] - 1)
         real = np.arange(longest) < sizes[:, None]
         sent = torch.from_numpy(np.concatenate([at.reshape(-1), np.flatnonzero(real), at[real]])).to(device)
         padded, kept, where = sent.split([at.size, int(real.sum()), int(real.sum())])
-        rows = places.rows_at(padded).reshape(at.shape)
+        rows = places.rows_at(at.reshape(-1), padded).reshape(at.shape)
         outputs = self.model.forward_many(what.of(group, device), rows)
         return outputs.flatten(0, 1).index_select(0, kept), where
 

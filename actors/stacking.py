@@ -13,8 +13,10 @@ from torch import Tensor
 
 from actors.device_states import DeviceStates, Positions, taken
 from actors.wire import ClientSide
-from archipelago.strategies.parameters import Vector, normalised_rows
+from archipelago.strategies.parameters import PartialSums, Vector, normalised_rows, used_rows
 from lightning_modules.flat import is_value, tensor_of
+
+SCRATCH = 2**25  # numbers that a sum of models works on at a time
 
 
 @dataclass(frozen=True)
@@ -184,3 +186,35 @@ class DeviceSide:
         for k in range(len(models)):
             total += shares[:, k : k + 1] * models[k]
         return Stacked(total.to(torch.float32), np.arange(len(weights)))
+
+
+def fixed_point_sums(
+    models: Tensor,
+    row_of: Positions,
+    weights: npt.NDArray[np.float64],
+    exponents: npt.NDArray[np.int64],
+    columns: tuple[int, int],
+) -> PartialSums:
+    """`parameters.partial_sums` of some rows of a slab, on its device: the same integers as anywhere.
+
+    `weights` is (K, rows). Returns the rows of it that are in use, and their sums over the chosen columns.
+    """
+    start, stop = columns
+    used = used_rows(weights)
+    factors = weights[used] * np.exp2(exponents[used].astype(np.float64))[:, None]
+    members = [np.flatnonzero(factor) for factor in factors]
+    sizes = [len(at) for at in members]
+    # One copy: for each sum the rows of its members, and what they are multiplied with.
+    each = [*(row_of[at].astype(np.float64) for at in members), *map(np.take, factors, members)]
+    sent = torch.from_numpy(np.concatenate([np.zeros(0), *each])).to(models.device)
+    pieces = sent.split([*sizes, *sizes])
+    totals = torch.zeros(len(used), stop - start, dtype=torch.int64, device=models.device)
+    for k, size in enumerate(sizes):
+        at, factor = pieces[k].to(torch.int64), pieces[len(sizes) + k]
+        width = max(1, SCRATCH // size)
+        for first in range(start, stop, width):
+            last = min(first + width, stop)
+            values = models[:, first:last].index_select(0, at).to(torch.float64)
+            products = values.mul_(factor[:, None]).round_().to(torch.int64)
+            totals[k, first - start : last - start] = products.sum(dim=0)
+    return used, totals.cpu().numpy()

@@ -1,6 +1,6 @@
 """What a run tells Ray's metrics endpoint every round, for Prometheus and `actors/grafana_dashboard.json`.
 
-Ray puts `ray_` before every name. Where this process is not connected to Ray, nothing is told.
+Ray puts `ray_` before every name. Where this process is not connected to Ray, nothing is reported.
 """
 
 from __future__ import annotations

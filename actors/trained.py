@@ -10,16 +10,20 @@ import numpy.typing as npt
 
 from archipelago.strategies.parameters import (
     Matrix,
+    PartialSums,
     Vector,
     fixed_point_exponents,
     from_fixed_point,
     normalised_rows,
     one_hot,
+    used_rows,
 )
 from archipelago.strategies.references import Indices, Models, Reference
 
 if TYPE_CHECKING:
     from actors.fleet import Fleet
+
+SUMS = 64e6  # bytes of partial sums that travel at a time
 
 
 class Trained:
@@ -54,7 +58,7 @@ class Trained:
         view.ledger.up(self.handle, self.ids[matrix.any(axis=0)])
         exponents = fixed_point_exponents(matrix, self._magnitude)
         values = np.zeros((len(matrix), view.spec.size), np.float32)
-        for columns, (rows, sums) in view.combine(self.handle, matrix, exponents):
+        for columns, (rows, sums) in self._sums(matrix, exponents):
             values[rows, columns] = from_fixed_point(sums, exponents[rows])
         for k in np.flatnonzero(~matrix.any(axis=1)):
             # An empty cluster has nothing to average: it keeps the model it had.
@@ -62,6 +66,26 @@ class Trained:
                 raise ValueError(f"row {k} weighs nothing and there is no model to keep")
             values[k] = otherwise.values[k]
         return Models(values)
+
+    def _sums(
+        self, weights: npt.NDArray[np.float64], exponents: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[slice, PartialSums]]:
+        """Fixed-point sums over all clients, some columns at a time.
+
+        No process ever holds more than a few pieces of `SUMS` bytes, whatever the number of models and blocks.
+        """
+        view = self._view
+        clients = {b: at for b, at in view.participants().items() if weights[:, at].any()}
+        if not clients:
+            return
+        size, width = view.spec.size, max(1, int(SUMS // (8 * len(used_rows(weights)))))
+        pieces = [(start, min(start + width, size)) for start in range(0, size, width)]
+        calls = (
+            {b: (self.handle, view.names(at), weights[:, at], exponents, piece) for b, at in clients.items()}
+            for piece in pieces
+        )
+        for piece, sums in zip(pieces, view._summed("combine", calls), strict=True):
+            yield slice(*piece), sums
 
     def average(
         self,

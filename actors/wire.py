@@ -78,6 +78,10 @@ class Encoded(ABC):
         """Whether the client has no model of its own under it yet and is sent one to begin with."""
         return False
 
+    def received_by(self, clients: Sequence[int], side: DeviceSide) -> list[bool]:
+        """`is_received` for several clients at once."""
+        return [self.is_received(client, side.side) for client in clients]
+
 
 _KINDS: dict[type, type[Encoded]] = {}
 
@@ -187,6 +191,9 @@ class EncodedPrivate(Encoded):
     def stack(self, clients: Sequence[int], side: DeviceSide) -> Stacked:
         default = None if self.default is None else self.default.stack(clients, side)
         return side.private(model_key(self.name), clients, default)
+
+    def received_by(self, clients: Sequence[int], side: DeviceSide) -> list[bool]:
+        return [not has for has in side.states.has(model_key(self.name), clients)]
 
     def is_received(self, client: int, side: ClientSide) -> bool:
         return side.state(client).get(model_key(self.name)) is None

@@ -1,4 +1,4 @@
 """Speed, memory, start and scale, measured against stated limits: `python -m benchmarks`.
 
-Imports no other room at the top: a process of the bare loop loads this package and must stay bare.
+Imports no other package at the top: a process of the bare loop loads this package and must stay bare.
 """

@@ -1,7 +1,7 @@
 """`python -m benchmarks [NAME] [--rounds N] [--json FILE]`: each benchmark in a process of its own.
 
 Exits with 1 if a limit was missed. A miniature has no limits, nor have `claims`, `collapse`, `aliasing` and
-`mixtures`, which compare methods.
+`mixtures`, which compare methods, nor `gpu` and `host`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cost_model import GPUS
+
 NAMES = (
     "workload_w",
     "methods",
     "memory",
     "start",
     "scale",
+    "fleet_memory",
+    "layout",
     "partition",
     "mapped",
     "claims",
@@ -33,7 +37,12 @@ NAMES = (
     "report",
     "small_tables",
     "frames",
+    "gpu",
+    "host",
+    "compiled",
 )
+# What only some benchmarks can be asked for.
+OPTIONS = {"workload_w": ("ragged",), "gpu": ("counts", "engines", "gpu"), "host": ("engines",)}
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -43,6 +52,10 @@ def main() -> int:
     arguments = parser.parse_intermixed_args()  # settings may stand behind options
     if arguments.settings and arguments.name != "aliasing":
         parser.error(f"{arguments.name} takes no settings of an experiment, got '{arguments.settings[0]}'")
+    for option in sorted({option for options in OPTIONS.values() for option in options}):
+        if getattr(arguments, option) and option not in OPTIONS.get(arguments.name, ()):
+            takers = " and ".join(name for name, options in OPTIONS.items() if option in options)
+            parser.error(f"--{option} is for {takers}, not for {arguments.name}")
     everything = arguments.name == "all"
     result = {name: _elsewhere(name, arguments) for name in NAMES} if everything else _here(arguments)
     path = arguments.json or RESULTS / f"{arguments.name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
@@ -67,7 +80,9 @@ def _here(arguments: argparse.Namespace) -> dict[str, Any]:
     benchmark = importlib.import_module(f"benchmarks.{arguments.name}")
     machine = facts()
     more = [arguments.settings] if arguments.settings else []
-    result = benchmark.run(arguments.rounds, arguments.miniature, *more)
+    given = {name: getattr(arguments, name) for name in OPTIONS.get(arguments.name, ())}
+    options = {name: value for name, value in given.items() if value}
+    result = benchmark.run(arguments.rounds, arguments.miniature, *more, **options)
     print(benchmark.report(result), flush=True)
     return {"benchmark": arguments.name, "machine": machine, "result": result}
 
@@ -106,6 +121,14 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds", type=_count, help="measurements of each kind (default: the benchmark's own)"
     )
     parser.add_argument("--json", type=Path, help="where to write the numbers (default: benchmarks/results/)")
+    parser.add_argument(
+        "--ragged", action="store_true", help="workload_w: unequal clients (cluster-wise Dirichlet)"
+    )
+    parser.add_argument(
+        "--counts", action="store_true", help="gpu: count on the shadow device, even with a GPU"
+    )
+    parser.add_argument("--gpu", choices=sorted(GPUS), help="gpu: whose cost model (default: A100)")
+    parser.add_argument("--engines", nargs="+", metavar="NAME", help="gpu, host: default loop and stacked")
     parser.add_argument("--miniature", action="store_true", help="a tiny workload, to see that it runs")
     return parser
 

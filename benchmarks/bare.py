@@ -74,6 +74,8 @@ class Trainer:
         self.parameters = list(self.network.parameters())
         self.optimizer = torch.optim.SGD(self.parameters, lr=workload.lr, momentum=workload.momentum)
         self.momentum: dict[int, Any] = {}
+        sizes = workload.sizes()
+        self.shares = (sizes / sizes.sum()).tolist()
 
     def round(self, round: int, model: Tensor, total: Tensor) -> None:
         """Train every client from `model`; `total` becomes this process's part of the average."""
@@ -82,7 +84,7 @@ class Trainer:
             self.train(client, round, model)
             with torch.no_grad():
                 trained = nn.utils.parameters_to_vector(self.parameters)
-            total.add_(trained, alpha=1 / self.workload.clients)
+            total.add_(trained, alpha=self.shares[client])
 
     def train(self, client: int, round: int, model: Tensor) -> None:
         """One client's steps."""
@@ -105,7 +107,7 @@ class Trainer:
 def _serve(
     workload: Workload, part: int, model: Tensor, totals: Tensor, x: Tensor, y: Tensor, calls: Connection
 ) -> None:
-    """A process of the bare loop: sleeps until it is told a round."""
+    """A process of the bare loop: sleeps until a round is asked for."""
     trainer = Trainer(workload, list(range(part, workload.clients, PROCESSES)), x, y)
     calls.send("ready")
     while (round := calls.recv()) is not None:

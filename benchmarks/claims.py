@@ -1,9 +1,9 @@
-"""CAM's claims, measured: with and without it, over several initialisations, on digits in planted groups.
+"""CAM's claims, measured: with and without it, over several initialisations, on digits in ground-truth groups.
 
 - initialisation: does the first assignment decide the end? Spread of accuracy and ARI over seeds of the initial
   models, on one fixed federation.
 - outliers: some clients have labels at random; accuracy of the others, and whether their groups are found.
-- many clusters: ten of them, ten planted groups, a small learning rate: does one cluster take most clients?
+- many clusters: ten of them, ten ground-truth groups, a small learning rate: does one cluster take most clients?
 
 The seeds of a row change the initial models and the batches, never the federation. Figures are means over seeds.
 """

@@ -1,6 +1,6 @@
-"""IFCA's collapse, and CAM's cure, where both really happen: planted models with a large part in common.
+"""IFCA's collapse, and CAM's cure, where both really happen: ground-truth models with a large part in common.
 
-Linear regression, four planted models w_s = w + d_s with d_s ~ N(0, I). The larger the common part w, the more the
+Linear regression, four ground-truth models w_s = w + d_s with d_s ~ N(0, I). The larger the common part w, the more the
 losses of K models drawn at random agree over all clients: the one nearest to w is the best for everybody, is
 trained by everybody, and stays the best. With CAM the shared model learns w first; what is left for the clusters
 is d_s, on which clients of different groups disagree. Without the warm-up there is no cure.
@@ -31,7 +31,7 @@ SETTING = (
 
 
 def outcome(method: str, common: float, seed: int, *smaller: str) -> dict[str, Any]:
-    """One run: test error, clusters in use at the end, agreement with the planted groups."""
+    """One run: test error, clusters in use at the end, agreement with the ground-truth groups."""
     from actors.session import InProcessSession
     from archipelago.data import build_federation
     from archipelago.experiments.config import load_config

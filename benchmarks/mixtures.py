@@ -1,6 +1,6 @@
 """What FedSoft and FedEM say a client's data are a mixture of, beside what they really are.
 
-FedSoft's synthetic data (two planted linear models) in its four splits. FedSoft's importance weights u and FedEM's pi
+FedSoft's synthetic data (two true linear models) in its four splits. FedSoft's importance weights u and FedEM's pi
 are both compared with the true shares of the client's training samples, whichever cluster model is called first: the
 mean absolute error, and the mean weight that a client gives to the source that it has most of.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,15 +86,19 @@ def ratios(found: dict[str, Any]) -> dict[str, dict[str, float]]:
     }
 
 
-def run(rounds: int | None, miniature: bool) -> dict[str, Any]:
-    """Workload W with momentum kept, and (not in miniature) with fresh momentum every round."""
+def run(rounds: int | None, miniature: bool, *, ragged: bool = False) -> dict[str, Any]:
+    """Workload W with momentum kept, and (not in miniature) with fresh momentum every round.
+
+    `ragged`: as many images in all, in unequal numbers (cluster-wise Dirichlet).
+    """
     from actors.cluster import connected
     from archipelago.core.settings import FleetSettings
 
     rounds = rounds or (2 if miniature else 10)
-    variants: dict[str, Any] = {"momentum kept": MINIATURE if miniature else Workload()}
+    workload = replace(MINIATURE if miniature else Workload(), ragged=ragged)
+    variants: dict[str, Any] = {"momentum kept": workload}
     if not miniature:
-        variants["fresh momentum"] = Workload(keep_momentum=False)
+        variants["fresh momentum"] = replace(workload, keep_momentum=False)
     with connected(FleetSettings()):
         for name, workload in variants.items():
             found = compare(workload, rounds)
@@ -121,7 +126,8 @@ def report(result: dict[str, Any]) -> str:
     facts = next(iter(result["variants"].values()))
     workload, rounds = facts["workload"], len(facts["seconds"]["bare"])
     title = (
-        f"Workload W: {workload['clients']} clients x {workload['samples']} images, {facts['parameters']:,} "
+        f"Workload W{', ragged' if workload['ragged'] else ''}: {workload['clients']} clients x {workload['samples']} "
+        f"images{' on average' if workload['ragged'] else ''}, {facts['parameters']:,} "
         f"parameters, {workload['steps']} steps of {workload['batch']}; {rounds} pairs of rounds, median "
         f"(quartiles)\nRatio {result['ratio']:.3f}, limit {result['limit']:.2f}: "
         f"{verdict(result['ratio'], result['limit'])}"

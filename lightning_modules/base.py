@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from archipelago.core.errors import UserError
-from archipelago.core.randomness import seeded_torch
+from archipelago.core.randomness import seeded_globals
 from archipelago.core.registry import nearest
 from archipelago.core.settings import LocalSettings, ModelSettings
 from archipelago.core.targets import construct, load_class
@@ -89,7 +89,7 @@ def build_module(
     model: ModelSettings, local: LocalSettings, input_shape: tuple[int, ...], classes: int | None, seed: int
 ) -> lightning.LightningModule:
     """The module an experiment asks for, initialised from `seed` and from nothing else."""
-    with seeded_torch(seed):
+    with seeded_globals(seed):
         if model.target is not None:
             module = _build_target(model.target, local=local, input_shape=input_shape, classes=classes)
         else:

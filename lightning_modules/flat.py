@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from archipelago.core.errors import UserError
+from archipelago.core.plugins import is_ours
+from archipelago.core.randomness import seeded_globals, seeded_torch
 from archipelago.strategies.parameters import ModelEntry, ModelSpec, Vector
 
 OptimizerState = dict[str, npt.NDArray[Any]]
@@ -74,6 +76,7 @@ class FlatModel:
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu", precision: str = "32") -> None:
         self.precision = precision
         self.module = module.to(device)
+        self.of_users = any(_of_users(type(each)) for each in module.modules())
         self.device = torch.device(device)
         head, classifier = _head_of(module)
         tensors: list[tuple[str, Tensor, str]] = [(n, p, "parameter") for n, p in module.named_parameters()]
@@ -148,8 +151,25 @@ class FlatModel:
         """Say that the live model is about to change."""
         self._loaded = None
 
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
+        """The global generators that the module may draw from, seeded; modules of torch and of ours use torch's."""
+        return seeded_globals(seed) if self.of_users else seeded_torch(seed)
+
+    def refuse_added(self) -> None:
+        """Refuse a user's module that has got parameters or buffers since it was made: nobody would average them."""
+        if not self.of_users:
+            return
+        known = {entry.name for entry in self.spec.entries} | {name for name, _ in self._integers}
+        live = [name for name, _ in (*self.module.named_parameters(), *self.module.named_buffers())]
+        if added := [name for name in live if name not in known]:
+            raise UserError(
+                f"Expected {type(self.module).__name__} to make all parameters and buffers in its constructor, got "
+                f"'{added[0]}' added later: it would be neither averaged nor kept; make it in __init__."
+            )
+
     def vector(self) -> Vector:
         """The live model as a value of its own, which nobody can write to."""
+        self.refuse_added()
         self._reattach(keep=True)
         value = self.flat.detach().cpu().numpy().copy()
         value.flags.writeable = False
@@ -188,6 +208,11 @@ class FlatModel:
         value = out.cpu().numpy()
         value.flags.writeable = False
         return value
+
+
+def _of_users(kind: type) -> bool:
+    """Whether a class of a module is neither the platform's nor torch's: what it does is not known."""
+    return not (is_ours(kind.__module__) or kind.__module__.split(".")[0] in ("torch", "torchvision"))
 
 
 def _head_of(module: nn.Module) -> tuple[tuple[str, ...], str]:

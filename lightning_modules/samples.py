@@ -33,7 +33,7 @@ class RememberedOutputs:
         return None if found is None else found[0]
 
     def put(self, vector: npt.NDArray[np.float32], index: npt.NDArray[np.int64], outputs: Tensor) -> Tensor:
-        """Keep the outputs of a model if there is room, and if it can be recognised."""
+        """Keep the outputs of a model if memory allows, and if it can be recognised."""
         size = outputs.numel() * outputs.element_size()
         if self._bytes + size <= self.capacity and is_value(vector):
             self._kept[_identity(vector, index)] = (outputs, vector)
@@ -64,7 +64,7 @@ class _LastInputs:
         return chunk if chunk is not None and chunk._version == changes else None
 
     def put(self, number: int, chunk: Tensor) -> Tensor:
-        """Keep a chunk if there is room."""
+        """Keep a chunk if memory allows."""
         self.capacity -= chunk.numel() * chunk.element_size()
         if self.capacity >= 0:
             self._kept[number] = (chunk, chunk._version)

@@ -1,4 +1,4 @@
-"""The front door of Archipelago, which also answers for the standard library's `platform` module.
+"""The entry point of Archipelago, which also answers for the standard library's `platform` module.
 
 This package has the name of a standard module that torch, Ray and pytest import. Run from the
 project's root it is found first, so it runs the standard module's own code in its own namespace:

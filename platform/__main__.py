@@ -1,4 +1,4 @@
-"""`python -m platform` prints what the standard module prints; the door is `python -m platform.launch`."""
+"""`python -m platform` prints what the standard module prints; the entry point is `python -m platform.launch`."""
 
 import os
 import runpy

@@ -75,7 +75,7 @@ def test_imports_point_one_way() -> None:
 
 
 @pytest.mark.parametrize("path", EVERY_FILE, ids=name)
-def test_nothing_imports_from_the_front_door(path: Path) -> None:
+def test_nothing_imports_from_the_entry_point(path: Path) -> None:
     """`import platform` means the standard module; what our package adds is for its own tests only."""
     if path.is_relative_to(ROOT / "tests" / "platform"):
         return

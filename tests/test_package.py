@@ -151,7 +151,7 @@ def test_installed_command_runs_an_own_method_in_process_and_reports_it(
 def test_installed_command_runs_sweeps_and_resumes_on_ray(installed: Path, research: Path) -> None:
     sweep = ["plugins=[my_method]", "sweep.methods=[fedavg,my_average]", "sweep.seeds=1", "name=both"]
     assert "My average" in command(installed, research, *SMALL, *sweep)
-    run = ["method=my_method.MyAverage", "fleet.actors=2", "name=one", "checkpoint.every=1"]
+    run = ["method=my_method.MyAverage", "fleet.actors=2", "name=one", "checkpoint.every=1", "fleet.dashboard=false"]
     command(installed, research, *SMALL, *run)
     once = (research / "out/one/metrics.csv").read_bytes()
     # A run that was stopped after its first round, as its files would be.

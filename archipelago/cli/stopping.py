@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from archipelago.core.errors import UserError
+from archipelago.core.errors import RunFailure, UserError
 from archipelago.core.program import program
 
 
@@ -30,6 +30,8 @@ def resumable(address: str) -> Iterator[None]:
         yield
     except UserError:
         raise
+    except RunFailure as error:  # to resume it would give the same
+        raise Stopped(1, f"Failed: {error} The run is in {address}.") from error
     except LeaseLost as error:
         after = f"Once that one is done or gone: {how_to_resume(address)}"
         raise Stopped(1, f"Failed: {error} {after}") from error

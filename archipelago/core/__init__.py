@@ -1,1 +1,1 @@
-"""The ground every other room stands on: errors, randomness, registries. Imports no other room."""
+"""What every other package stands on: errors, randomness, registries. Imports no other package."""

@@ -23,6 +23,10 @@ class UserError(Exception):
         self.code = code
         self.values = values
 
+    def rephrased(self, sentence: str) -> UserError:
+        """The same mistake in a sentence that says more about where it was made."""
+        return UserError(sentence, code=self.code, **self.values)
+
 
 class ClientFailure(RuntimeError):
     """Something went wrong inside one client; says which client, which round, which stage and why."""
@@ -36,3 +40,10 @@ class ClientFailure(RuntimeError):
 
     def __str__(self) -> str:
         return f"Client {self.client} failed in round {self.round} during {self.stage}: {self.cause}"
+
+
+class RunFailure(RuntimeError):
+    """A run that came to no result and would come to none if it were resumed: the sentence says why.
+
+    The front door prints the sentence and exits with code 1; what the run wrote stays.
+    """

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever kills the process that writes them."""
+"""Atomic writes: a file is there complete or not at all, whatever kills the process that writes them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
-    """Replace the content of `path` by `text` (UTF-8), whole or not at all."""
+    """Replace the content of `path` by `text` (UTF-8), atomically."""
     with whole_file(path, durable=durable) as file:
         file.write(text.encode())
 

@@ -67,7 +67,7 @@ class Spec:
 
     name: str
     label: str
-    short: str = ""  # label where there is little room
+    short: str = ""  # label where space is short
     unit: str = ""  # % shows a share times 100
     better: str = "higher"  # or lower
     digits: int = 4

@@ -22,8 +22,8 @@ _NUMBERED = re.compile(rf"([A-Za-z0-9_]+)-({_ROUND})\.parquet")  # records and p
 _TEMPORARY = re.compile(r"\.(.+)\.tmp-\d+")  # as `archipelago.core.files.whole_file` calls it
 
 _FOLDERS = {  # folder in the run directory -> files in it
-    "": r"(config\.yaml|(environment|vocabulary|status|schedule|loggers)\.json|metrics\.csv|timings\.csv|events\.jsonl"
-    r"|(clients|assignments)\.parquet|partition\.safetensors|summary\.md|\.lock)",
+    "": r"(config\.yaml|(environment|vocabulary|status|identity|schedule|loggers)\.json|metrics\.csv"
+    r"|timings\.csv|events\.jsonl|(clients|assignments)\.parquet|partition\.safetensors|summary\.md|\.lock)",
     "checkpoints": r"(?!)",
     rf"checkpoints/({CHECKPOINT.pattern}|{UNFINISHED_CHECKPOINT.pattern})": rf"(manifest\.json|{_PART}\.safetensors)",
     "federation": r"((clients|counts)\.parquet|facts\.json)",

@@ -105,7 +105,9 @@ def import_path(thing: Any) -> str:
     if not name.isidentifier():
         raise UserError(
             f"Expected a class or function of a module, got '{name}', which is defined inside another one: move it to "
-            "the top of its file, where other processes can import it."
+            "the top of its file, where other processes can import it.",
+            code="no-import-path",
+            name=name,
         )
     return f"{thing.__module__}.{name}"
 

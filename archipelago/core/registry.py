@@ -38,9 +38,18 @@ def nearest(given: object, choices: Iterable[str]) -> str:
     "Did you mean 'fedavg'? Choices: fedavg, ifca."
     """
     names = sorted(choices)
-    close = difflib.get_close_matches(str(given).lower(), names, n=1, cutoff=0.5)
-    hint = f"Did you mean '{close[0]}'? " if close else ""
+    close = closest(given, names)
+    hint = f"Did you mean '{close}'? " if close else ""
     return f"{hint}Choices: {', '.join(names)}."
+
+
+def closest(given: object, choices: Iterable[str]) -> str | None:
+    """The choice that somebody may have meant.
+
+    >>> closest("fedavgg", ["fedavg", "ifca"]), closest("zzz", ["fedavg"])
+    ('fedavg', None)
+    """
+    return next(iter(difflib.get_close_matches(str(given).lower(), sorted(choices), n=1, cutoff=0.5)), None)
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,10 @@ class Registry(Mapping[str, Entry[T]]):
             self._import(name)
         known = self.paths.get(name, name)
         if known not in self._entries:
-            raise UserError(f"Unknown {self.kind} '{name}'. {nearest(name, self._entries)}")
+            raise UserError(
+                f"Unknown {self.kind} '{name}'. {nearest(name, self._entries)}",
+                code="unknown-name", kind=self.kind, name=name, nearest=closest(name, self._entries),
+            )  # fmt: skip
         return self._entries[known]
 
     def find(self, name: str) -> T:
@@ -145,7 +157,10 @@ class Registry(Mapping[str, Entry[T]]):
         )
         if not fits:
             wanted = f"a subclass of {self.base.__name__}" if self.base is not None else "a function or class"
-            raise UserError(f"Expected {self.kind} '{path}' to be {wanted}, got {found!r}: name another one.")
+            raise UserError(
+                f"Expected {self.kind} '{path}' to be {wanted}, got {found!r}: name another one.",
+                code="wrong-kind", kind=self.kind, name=path,
+            )  # fmt: skip
         for entry in list(self._entries.values()):
             if getattr(entry.value, "origin", entry.value) is found:
                 self.paths[path] = entry.name

@@ -7,6 +7,7 @@ checks every value against its `within` or `choices` and says what was expected,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +22,13 @@ def setting(
     below: float | None = None,
     choices: tuple[str, ...] | None = None,
     auto: bool | None = None,
+    read_with: Mapping[str, Any] | None = None,
 ) -> Any:
     """A dataclass field with its documentation and the values it may take.
 
     `auto`: the platform finds the value out where none is given; users write `auto`, the config holds None.
+    `read_with`: it is read only beside one of these, {setting: values} or {setting: what it must be more than}; a
+    setting of the same section needs no prefix. Elsewhere it is refused (`experiments/readers.py`).
     """
     limits = {
         "at_least": at_least,
@@ -33,6 +37,7 @@ def setting(
         "below": below,
         "choices": choices,
         "auto": auto,
+        "read_with": read_with,
     }
     metadata = {"about": about, **{key: value for key, value in limits.items() if value is not None}}
     if isinstance(default, list):
@@ -71,10 +76,11 @@ class DataSettings:
         1, "add noise, from none to `data.noise_shift`, in this many groups of clients", at_least=1
     )
     noise_shift: float = setting(0.2, "standard deviation of the strongest noise, as part of the pixel range",
-                                 above=0)  # fmt: skip
+                                 above=0, read_with={"noises": 1})  # fmt: skip
     crossed: bool = setting(
         False,
         "divide each ground-truth group of the partition among these shifts, instead of shifting whole groups",
+        read_with={"rotations": 1, "label_swaps": 1, "colours": 1, "noises": 1},
     )
     test_fraction: float = setting(0.2, "share of samples held out for testing where there is no official split",
                                    above=0, below=1)  # fmt: skip
@@ -126,7 +132,9 @@ class LocalSettings:
     batch: int = setting(32, "mini-batch size", at_least=1)
     optimizer: str = setting("sgd", "optimizer", choices=("sgd", "adam"))
     lr: float = setting(0.05, "learning rate", above=0)
-    momentum: float = setting(0.9, "SGD momentum", at_least=0, below=1)
+    momentum: float = setting(
+        0.9, "SGD momentum", at_least=0, below=1, read_with={"local.optimizer": ("sgd",)}
+    )
     weight_decay: float = setting(0.0, "weight decay", at_least=0)
     keep_optimizer: bool = setting(
         True, "keep a client's optimizer state across rounds (False: start afresh)"
@@ -203,7 +211,7 @@ class RecordSettings:
 
     rounds: int = setting(4, "rounds whose client models are compared: the first, the last, and some between",
                           at_least=0)  # fmt: skip
-    clients: int = setting(200, "clients that are compared at most", at_least=2)
+    clients: int = setting(200, "clients that are compared at most", at_least=2, read_with={"rounds": 0})
     images: int = setting(4, "example images kept of each client", at_least=0)
     tsne: bool = setting(False, "t-SNE of the compared models too, at the end of the run")
 
@@ -218,7 +226,8 @@ class ExperimentSettings:
         [], "methods that predict together, e.g. [fedavg,ifca] or [fedavg*5], instead of one"
     )
     combine: str = setting("logit_sum", "how the members of an ensemble predict together",
-                           choices=("logit_sum", "logit_mean", "probability_mean", "vote"))  # fmt: skip
+                           choices=("logit_sum", "logit_mean", "probability_mean", "vote"),
+                           read_with={"ensemble": 0})  # fmt: skip
     clients: int = setting(20, "number of clients", at_least=1)
     holdout_clients: float = setting(0.0, "share of the clients that never trains and is adopted afterwards",
                                      at_least=0, below=1)  # fmt: skip
@@ -240,6 +249,11 @@ class ExperimentSettings:
                            choices=("size", "uniform"))  # fmt: skip
     not_finite: str = setting("drop", "a client whose loss or model is not finite: drop it this round, or stop",
                               choices=("drop", "stop"))  # fmt: skip
+    idle_rounds: int = setting(
+        3,
+        "stop after this many rounds in a row in which no client delivered a finite update; 0: never",
+        at_least=0,
+    )
     storage: str = setting(
         "runs", "folder or object-store address (s3://...) under which runs and sweeps are made"
     )

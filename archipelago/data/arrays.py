@@ -9,10 +9,10 @@ import numpy as np
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
-from archipelago.core.registry import NoOptions
 from archipelago.core.settings import DataSettings
 from archipelago.data.datasets import DATASETS, Array, Dataset, DataSource, hold_out, kind
 from archipelago.data.kept import content_of, keep, kept_at, kept_content, read_kept
+from archipelago.data.options import TargetOptions
 
 Pair = tuple[Any, Any]
 
@@ -47,12 +47,15 @@ def find_kept(name: str) -> None:
 def _register(
     name: str, arrays: Callable[[], dict[str, Array]], where: str, content: Callable[[], str]
 ) -> None:
-    def load(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
-        parts, owners = _split(arrays(), settings)
-        return from_arrays(name, parts, where=f"Data set '{name}'", owners=owners)
+    def load(settings: DataSettings, options: TargetOptions, seed: int) -> Dataset:
+        where, given = f"Data set '{name}'", arrays()
+        labels = [key for key in given if key.startswith("y_")]
+        read = as_targets(where, [given[key] for key in labels], options.targets)
+        parts, owners = _split({**given, **dict(zip(labels, read, strict=True))}, settings)
+        return from_arrays(name, parts, where=where, owners=owners, targets=options.targets)
 
-    source = DataSource(load, lambda settings: where, seeded=False, content=content)
-    DATASETS.register(name, "arrays given by use_arrays")(source)
+    source = DataSource(load, lambda settings: where, seeded=False, content=content, options=TargetOptions)
+    DATASETS.register(name, "arrays given by use_arrays", options=TargetOptions)(source)
 
 
 def _given(where: str, train: Pair, test: Pair | None, owners: Any) -> dict[str, Array]:
@@ -122,17 +125,20 @@ def from_arrays(
     where: str,
     owners: tuple[Array, Array] | None = None,
     channels_first: bool = False,
+    targets: str = "auto",
 ) -> Dataset:
     """Images (N, H, W), (N, H, W, C) or (N, C, H, W), or vectors (N, features), each part in pieces.
 
     Channels are where there are 1, 3 or 4 of them, last if in doubt; `channels_first` leaves no doubt.
     uint8 is taken for pixels (mean and std 0.5, as in the papers), anything else for numbers that are
-    ready to use. Whole-number labels make classes, other labels a regression.
+    ready to use. Whole-number labels make classes, other labels a regression; `targets` (`data.targets`) overrules it.
     """
     x_train, x_test = (
         _join(where, [_samples(where, x, channels_first) for x in parts[k]]) for k in ("x_train", "x_test")
     )
-    y_train, y_test = (_join(where, [_labels(where, y) for y in parts[k]]) for k in ("y_train", "y_test"))
+    train, test = parts["y_train"], parts["y_test"]
+    labels = [_labels(where, y) for y in as_targets(where, [*train, *test], targets)]
+    y_train, y_test = (_join(where, each) for each in (labels[: len(train)], labels[len(train) :]))
     classes = None
     if y_train.dtype == np.int64 and y_test.dtype == np.int64:
         low, high = (int(pick([pick(y, initial=0) for y in (y_train, y_test)])) for pick in (np.min, np.max))
@@ -186,6 +192,32 @@ def _samples(where: str, x: Array, channels_first: bool) -> Array:
         f"{where}: expected images (N, H, W), (N, H, W, C) or (N, C, H, W), or vectors (N, features), but got "
         f"{kind(x)}."
     )
+
+
+def as_targets(where: str, parts: Sequence[Array], targets: str) -> list[Array]:
+    """Labels of the type that `data.targets` says; floats that look like classes must be called one or the other."""
+    if any(y.dtype.kind not in "uifb" for y in parts):
+        return list(parts)  # refused by `_labels`
+    if targets == "numbers":
+        return [y if y.dtype.kind == "f" else y.astype(np.float64) for y in parts]
+    values = np.concatenate([np.ravel(y) for y in parts])
+    whole = bool(np.isfinite(values).all() and (values == np.floor(values)).all())
+    if targets == "classes" and not whole:
+        odd = values[~(np.isfinite(values) & (values == np.floor(values)))][0]
+        raise UserError(
+            f"{where}: expected whole numbers as class labels (data.targets=classes), got {odd:g}: number the classes "
+            "from 0, or predict numbers with data.targets=numbers."
+        )
+    if targets == "classes":
+        return [y.astype(np.int64) for y in parts]
+    floats = any(y.dtype.kind == "f" for y in parts)
+    if floats and whole and len(values) and values.min() >= 0 and values.max() < len(values):
+        raise UserError(
+            f"{where}: expected labels that say what they are, got {values.dtype} labels that are all whole numbers in "
+            f"{values.min():g}..{values.max():g}: set data.targets=classes, or data.targets=numbers to predict them as "
+            "numbers."
+        )
+    return list(parts)
 
 
 def _labels(where: str, y: Array) -> Array:

@@ -69,12 +69,13 @@ class Damaged(UserError):
     """A file of a data set is truncated or corrupt; a `DataSource` adds what to do about it."""
 
     def __init__(self, name: str, path: Path, why: str) -> None:
-        super().__init__(f"Data set '{name}': {path} is damaged ({why})", code="damaged-data")
-        self.args = (name, path, why)  # all of them, so that it survives pickling
+        super().__init__(
+            f"Data set '{name}': {path} is damaged ({why})", code="damaged", name=name, path=path
+        )
         self.name, self.path, self.why = name, path, why
 
-    def __str__(self) -> str:
-        return f"Data set '{self.name}': {self.path} is damaged ({self.why})"
+    def __reduce__(self) -> tuple[type[Damaged], tuple[str, Path, str]]:
+        return type(self), (self.name, self.path, self.why)  # or it would not survive pickling
 
     def advised(self, settings: DataSettings, *, fetched: bool) -> UserError:
         """With what to do, which depends on who put the file there."""

@@ -6,6 +6,7 @@ All of them are decoded once into a memory-mapped copy (`mapped.py`).
 from __future__ import annotations
 
 import importlib.util
+import os
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -360,12 +361,28 @@ def _samples(folder: Path, settings: DataSettings) -> tuple[list[tuple[Path, int
                 raise FileNotFoundError(f"Couldn't find any class folder in {directory}")
             return names, {name: label for label, name in enumerate(names)}
 
+    _refuse_loops(folder, _folders(folder, settings))
     try:
         found = Visible(str(folder))
     except (FileNotFoundError, OSError) as error:
         why = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"{_FOLDER_WANTED}, but {folder} is not one ({why}).") from error
     return [(Path(path), label) for path, label in found.samples], list(found.classes)
+
+
+def _refuse_loops(part: Path, classes: Iterable[Path]) -> None:
+    """A link that leads back to a folder above it, or twice to one, shows images again, under wrong labels too."""
+    seen = {part.resolve(): part}
+    for place, folders, _ in (each for name in classes for each in os.walk(name, followlinks=True)):
+        path = Path(place)
+        real = path.resolve()
+        if real in seen or real in part.resolve().parents:
+            raise UserError(
+                f"Expected every folder of images once, but {path} leads to {seen.get(real, real)} again: remove "
+                "that link, or its images would count several times."
+            )
+        seen[real] = path
+        folders.sort()
 
 
 def _side_of(path: Path) -> int:

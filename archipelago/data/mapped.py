@@ -7,6 +7,7 @@ address of the file, never its content.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ def stored(
     recipe: Callable[[], Recipe],
     inside: str = "mapped",
 ) -> Stored:
-    """The copy made from these input files (told apart by name, size and time) with these options.
+    """The copy made from these input files (distinguished by name, size and time) with these options.
 
     `inside` is the folder of copies in `data.root`, where no other is set.
     """
@@ -191,7 +192,7 @@ def _make(cache: Path, name: str, recipe: Recipe) -> str:
         for key, values in small.items():
             digest.update(key.encode() + np.ascontiguousarray(values).tobytes())
             np.save(made / f"{key}.npy", values)
-        about = {"train": recipe.train, "shape": recipe.shape, "arrays": list(small)}
+        about = {"train": recipe.train, "shape": recipe.shape, "arrays": list(small), "files": _stamps(made)}
         write_whole(made / "about.json", json.dumps(about))
         place = cache / digest.hexdigest()
         if place.exists() and not _whole(place):
@@ -208,8 +209,37 @@ def _make(cache: Path, name: str, recipe: Recipe) -> str:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def _stamps(folder: Path) -> dict[str, list[int]]:
+    """Size and time of every array of a copy: as long as they are the same, its content is not read again."""
+    found = sorted(folder.glob("*.npy"))
+    return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in found}
+
+
+def _digest(folder: Path, about: Mapping[str, Any]) -> str:
+    """The hash of a copy's content, which is the name that it should have."""
+    x = np.load(folder / "x.npy", mmap_mode="r", allow_pickle=False)
+    digest = hashlib.blake2b(repr((tuple(about["shape"]), about["train"])).encode(), digest_size=16)
+    for start in range(0, len(x), CHUNK):
+        digest.update(np.ascontiguousarray(x[start : start + CHUNK]).data)
+    for key in ("y", *_OPTIONAL):
+        if (folder / f"{key}.npy").exists():
+            digest.update(key.encode() + np.load(folder / f"{key}.npy").tobytes())
+    return digest.hexdigest()
+
+
+def _verify(folder: Path, about: dict[str, Any]) -> None:
+    """A `ValueError` if files were changed since they were written, and their content is not the name's any more."""
+    if about.get("files") == _stamps(folder):
+        return
+    if _digest(folder, about) != folder.name:
+        raise ValueError(f"the content of {folder} is not the one that its name stands for")
+    with contextlib.suppress(OSError):  # copied, or written by an older version: not to be read again
+        write_whole(folder / "about.json", json.dumps({**about, "files": _stamps(folder)}))
+
+
 def _open(folder: Path, settings: DataSettings) -> Stored:
     about = json.loads((folder / "about.json").read_text())
+    _verify(folder, about)
     x: Array = open_mapped(str((folder / "x.npy").resolve()))
     if settings.mapped == "no" or (settings.mapped == "auto" and x.nbytes <= IN_MEMORY):
         x = np.array(x)

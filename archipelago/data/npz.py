@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from archipelago.core.errors import UserError
-from archipelago.core.registry import NoOptions
 from archipelago.core.settings import DataSettings
 from archipelago.data.arrays import from_arrays
 from archipelago.data.datasets import Array, Dataset, dataset, some
 from archipelago.data.files import NO_FILES, md5_of
+from archipelago.data.options import TargetOptions
 
 _NPZ_WANTED = (
     "Expected one .npz file with arrays x_train, y_train, x_test, y_test (or train_images, train_labels, "
@@ -61,7 +61,7 @@ def _npz_files(settings: DataSettings) -> list[Path]:
     files=_npz_files,
     seeded=False,
 )
-def npz(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
+def npz(settings: DataSettings, options: TargetOptions, seed: int) -> Dataset:
     """Images (N, H, W), (N, H, W, C) or (N, C, H, W), or vectors (N, features), from one file.
 
     uint8 is taken for pixels (mean and std 0.5, as in the papers), anything else for numbers that are
@@ -70,7 +70,7 @@ def npz(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     reading a file never runs code.
     """
     path = npz_file(settings)
-    return from_arrays(path.stem, _read_npz(path), where=str(path))
+    return from_arrays(path.stem, _read_npz(path), where=str(path), targets=options.targets)
 
 
 def _read_npz(path: Path) -> dict[str, list[Array]]:

@@ -77,3 +77,13 @@ class ImageSizeOptions:
         None, "sets of resized images: side in pixels (default: the set's own, or that of the first image)",
         at_least=1,
     )  # fmt: skip
+
+
+@dataclass
+class TargetOptions:
+    """`data.targets=classes`, of data sets that a user brings."""
+
+    targets: str = setting(
+        "auto", "labels of your own data: classes, or numbers to predict; auto: by their type, refused where floats "
+        "are all whole numbers", choices=("auto", "classes", "numbers"),
+    )  # fmt: skip

@@ -25,7 +25,7 @@ from archipelago.data.partitions_core import PARTITIONS, Partitioner
 
 # Raised with every change that makes the same settings and seed give another division.
 VERSION = 4
-_FORMAT = "archipelago-partition-1"
+_FORMAT = "archipelago-partition-2"
 
 
 def address(task: Task) -> str:
@@ -55,7 +55,7 @@ def divided(split: Partitioner, task: Task) -> Division:
     """What `divide` makes of a task, from the cache where it is there."""
     where = folder(task.settings) if split.cached else None
     path = None if where is None else where / f"{address(task)}.safetensors"
-    found = None if path is None else _read(path)
+    found = None if path is None else _read(path, task.clients)
     if found is None:
         found = divide(split, task)
         if path is not None:
@@ -64,7 +64,8 @@ def divided(split: Partitioner, task: Task) -> Division:
     return found
 
 
-def _read(path: Path) -> Division | None:
+def _read(path: Path, clients: int) -> Division | None:
+    """The division in a file; None unless it was written under this name and is as it was written."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -73,9 +74,10 @@ def _read(path: Path) -> Division | None:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
     except (OSError, SafetensorError):
         return None
-    if said.get("format") != _FORMAT or said.get("content") != content_of(arrays):
+    if said.get("format") != _FORMAT or said.get("content") != _signed(path, arrays):
         return None
-    return Division.from_arrays(arrays)
+    found = Division.from_arrays(arrays)
+    return found if len(found.clients) == clients else None
 
 
 def _write(path: Path, division: Division) -> None:
@@ -84,4 +86,9 @@ def _write(path: Path, division: Division) -> None:
     arrays = division.arrays()
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path, durable=False) as file:
-        file.write(save(arrays, metadata={"format": _FORMAT, "content": content_of(arrays)}))
+        file.write(save(arrays, metadata={"format": _FORMAT, "content": _signed(path, arrays)}))
+
+
+def _signed(path: Path, arrays: dict[str, np.ndarray]) -> str:
+    """The content together with the address it belongs to: a file under another name is not this division."""
+    return hashlib.blake2b(f"{path.stem} {content_of(arrays)}".encode(), digest_size=16).hexdigest()

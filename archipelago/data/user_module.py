@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from archipelago.core.errors import UserError
-from archipelago.core.randomness import seeded_torch
+from archipelago.core.randomness import seeded_globals
 from archipelago.core.settings import DataSettings, setting
 from archipelago.core.targets import construct, load_class
 from archipelago.data.arrays import from_arrays
 from archipelago.data.datasets import DATASETS, Array, Dataset, dataset
 from archipelago.data.files import root_of
+from archipelago.data.options import TargetOptions
 
 
 def load_target(target: str | None) -> Any:
@@ -33,7 +34,7 @@ def load_target(target: str | None) -> Any:
 
 
 @dataclass
-class DataModuleOptions:
+class DataModuleOptions(TargetOptions):
     """`data.target=...`: whose data set it is."""
 
     target: str | None = setting(
@@ -55,12 +56,12 @@ def datamodule(settings: DataSettings, options: DataModuleOptions, seed: int) ->
     """Every sample of the module's data sets, once, in their order.
 
     The training data loader's data set is trained on, the test data loader's tested on (the validation
-    loader's where there is none). A sample is (x, y) or (x, y, owner). What the module draws from torch's
-    generator while it sets up comes from the seed; random transforms are applied once, not at every epoch.
+    loader's where there is none). A sample is (x, y) or (x, y, owner). What the module draws from global
+    generators while it sets up comes from the seed; random transforms are applied once, not at every epoch.
     An argument `root` of the module gets `data.root`.
     """
     made = load_target(options.target)
-    with seeded_torch(seed):
+    with seeded_globals(seed):
         module = construct("data.target", str(options.target), made, root=str(root_of(settings)))
         module.prepare_data()
         for stage in ("fit", "test"):
@@ -73,6 +74,7 @@ def datamodule(settings: DataSettings, options: DataModuleOptions, seed: int) ->
         {"x_train": [x_train], "y_train": [y_train], "x_test": [x_test], "y_test": [y_test]},
         where=f"data.target={options.target}",
         owners=owners,
+        targets=options.targets,
         channels_first=tensors,  # as torch has them; PIL images and arrays have them last
     )
 

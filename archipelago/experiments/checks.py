@@ -14,6 +14,7 @@ from archipelago.core.registry import REGISTRIES
 from archipelago.core.schema import quote
 from archipelago.core.settings import ExperimentSettings
 from archipelago.experiments.given import core_sections, one_line
+from archipelago.experiments.readers import refuse_unread
 from archipelago.runs.storage import check_address, is_address
 
 _SMALLEST_SHARE = 1e-4  # Ray counts resources in ten-thousandths
@@ -37,6 +38,7 @@ def check(config: ExperimentSettings, env: Mapping[str, str] | None = None) -> N
     _check_names(config)
     _check_target(config)
     _check_listeners(config)
+    refuse_unread(config)
 
 
 def _check_run_name(name: str | None) -> None:
@@ -271,7 +273,10 @@ def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], clas
     import torch
 
     from lightning_modules.networks import build_network
+    from lightning_modules.networks_base import default_network
 
+    if config.model.name == "auto":
+        refuse_unread(config, default_network(input_shape, classes))
     with torch.device("meta"):  # shapes alone: no memory, no random draw
         network = build_network(config.model, input_shape, classes)
     if config.model.head:

@@ -46,6 +46,7 @@ from archipelago.experiments.given import (
     parse_yaml,
     wrong_type,
 )
+from archipelago.experiments.readers import Unread, replaced, without_unread
 
 __all__ = [
     "Given",
@@ -128,7 +129,7 @@ def method_parts(methods: Any) -> set[str]:
         try:
             parsed = [parse_method(member) for member in expand([str(each) for each in methods])]
         except UserError as error:
-            raise UserError(f"A member of ensemble={quote(methods)} is wrong: {error}") from error
+            raise error.rephrased(f"A member of ensemble={quote(methods)} is wrong: {error}") from error
     else:
         parsed = [parse_method(str(methods))]
     bases = {METHODS.entry(base).section for base, _ in parsed}
@@ -160,9 +161,15 @@ def load_config(
     from_file, from_overrides = collect(from_mapping(content, str(file))), _given_by(overrides)
     default = leaves(ExperimentSettings)["method"].default
     given = _merge(_without_foreign_options(from_file, from_overrides, default), from_overrides)
-    config = _resolve(given)
+    config = without_unread(_resolve(given), lambda found: _settled(found, from_file, from_overrides))
     check(config, env)
     return config
+
+
+def _settled(found: Unread, file: Mapping[str, Given], overrides: Mapping[str, Given]) -> bool:
+    """Whether a file's setting lost its reader by an override: it goes with it."""
+    overruled = any(key in overrides for key in found.choosers)
+    return overruled and found.key in file and found.key not in overrides
 
 
 def _import_named_by(overrides: Overrides) -> None:
@@ -272,18 +279,6 @@ def _filled(given: Mapping[str, Given]) -> ExperimentSettings:
             value = [leaf.type(item) for item in value] if leaf.many else leaf.type(value)
         config = replaced(config, key, value)
     return typing.cast(ExperimentSettings, config)
-
-
-def replaced(section: Any, key: str, value: Any) -> Any:
-    """The settings with another value at a dotted key.
-
-    >>> replaced(ExperimentSettings(), "local.lr", 0.5).local.lr
-    0.5
-    """
-    name, _, rest = key.partition(".")
-    return dataclasses.replace(
-        section, **{name: replaced(getattr(section, name), rest, value) if rest else value}
-    )
 
 
 def config_to_yaml(config: ExperimentSettings) -> str:

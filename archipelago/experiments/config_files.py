@@ -41,7 +41,9 @@ def find_config(name: str | Path) -> Path:
     if not _variant(found, small=False)[0].exists():
         raise UserError(
             f"Expected a YAML file or the name of one that comes with the package after --config, got '{name}'. "
-            f"{nearest(name, config_names())}"
+            f"{nearest(name, config_names())}",
+            code="unknown-config",
+            name=name,
         )
     return found
 

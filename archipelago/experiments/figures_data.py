@@ -25,9 +25,9 @@ def write_examples(run: RunDirectory, federation: Federation, config: Experiment
     shape = federation.input_shape
     if not config.records.images or len(shape) != 3 or shape[0] not in (1, 3):
         return
-    room = _MOST_BYTES // (int(np.prod(shape)) * config.records.images)
+    most = _MOST_BYTES // (int(np.prod(shape)) * config.records.images)
     count = len(federation.clients)
-    shown = np.unique(np.linspace(0, count - 1, min(count, max(room, 1))).astype(np.int64))
+    shown = np.unique(np.linspace(0, count - 1, min(count, max(most, 1))).astype(np.int64))
     images, owners = [], []
     for client in shown:
         held = federation.clients[client].train

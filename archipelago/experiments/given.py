@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from archipelago.core.errors import UserError
 from archipelago.core.plugins import load_built_in, load_plugins
-from archipelago.core.registry import IMPORT_PATH, REGISTRIES, nearest
+from archipelago.core.registry import IMPORT_PATH, REGISTRIES, closest, nearest
 from archipelago.core.schema import Leaf, composed, leaves, quote
 from archipelago.core.settings import ExperimentSettings, SweepSection
 
@@ -164,10 +164,14 @@ def _unknown(key: str, file: str) -> UserError:
         return max(alike, whole, described) + same_section
 
     best = max(known.values(), key=closeness)
-    hint = f" Did you mean '{best.key}'?" if closeness(best) >= 0.6 else ""
+    meant = best.key if closeness(best) >= 0.6 else None
+    hint = f" Did you mean '{meant}'?" if meant else ""
     inside = [name for name in known if name.startswith(key.rpartition(".")[0] + ".")]
     rest = f"Choices: {', '.join(inside)}." if inside else "`list settings` shows them all."
-    return UserError(f"Unknown setting '{key}'{f' in {file!r}' if file else ''}.{hint} {rest}")
+    return UserError(
+        f"Unknown setting '{key}'{f' in {file!r}' if file else ''}.{hint} {rest}",
+        code="unknown-setting", setting=key, nearest=meant,
+    )  # fmt: skip
 
 
 def leaf_of(key: str, file: str) -> Leaf:
@@ -182,7 +186,9 @@ def leaf_of(key: str, file: str) -> Leaf:
     inside = [name for name in known if name.startswith(f"{key}.")]
     if inside:
         raise UserError(
-            f"Expected settings inside '{key}'{where}, got a value: choices are {', '.join(inside)}."
+            f"Expected settings inside '{key}'{where}, got a value: choices are {', '.join(inside)}.",
+            code="a-section",
+            setting=key,
         )
     above = key.rpartition(".")[0]
     if above in known:
@@ -279,32 +285,40 @@ def collect(given: Iterable[Given]) -> dict[str, Given]:
         before = collected.setdefault(each.key, each)
         if before.value != each.value:
             raise UserError(
-                f"Expected {each.key} once, got both {before.shown} and {each.shown}: leave one of them out."
-            )
+                f"Expected {each.key} once, got both {before.shown} and {each.shown}: leave one of them out.",
+                code="given-twice", setting=each.key, given=(before.value, each.value),
+            )  # fmt: skip
     for one, other in EITHER_OR:
         if all(key in collected and collected[key].says_something for key in (one, other)):
             raise UserError(
                 f"Expected {one} or {other}, got both ({collected[one].shown} and {collected[other].shown}): "
-                "leave one of them out."
-            )
+                "leave one of them out.",
+                code="either-or", settings=(one, other),
+            )  # fmt: skip
     return collected
 
 
 def wrong_type(leaf: Leaf, given: Given) -> UserError:
     advice = ": put it in quotes" if leaf.type is str and not leaf.many and given.value is not None else ""
-    return UserError(f"Expected {leaf.key} to be {leaf.kind}, got {given.shown} ({leaf.about}){advice}.")
+    return UserError(
+        f"Expected {leaf.key} to be {leaf.kind}, got {given.shown} ({leaf.about}){advice}.",
+        code="wrong-type", setting=leaf.key, given=given.value,
+    )  # fmt: skip
 
 
 def check_range(leaf: Leaf, value: Any, given: Given) -> None:
     meaning = f"({leaf.about}; default {leaf.shown_default})"
     numbers = [item for item in (value if leaf.many else [value]) if isinstance(item, float)]
+    about: dict[str, Any] = {"setting": leaf.key, "given": given.value}
     if not all(math.isfinite(number) for number in numbers):
-        raise UserError(f"Expected {leaf.key} to be a finite number, got {given.shown} {meaning}.")
+        sentence = f"Expected {leaf.key} to be a finite number, got {given.shown} {meaning}."
+        raise UserError(sentence, code="out-of-range", **about)
     if not leaf.allows(value):
         choices = leaf.metadata.get("choices")
         if choices:
-            raise UserError(f"Unknown {leaf.key} {given.shown} ({leaf.about}). {nearest(value, choices)}")
-        raise UserError(f"Expected {leaf.range}, got {given.shown} {meaning}.")
+            sentence = f"Unknown {leaf.key} {given.shown} ({leaf.about}). {nearest(value, choices)}"
+            raise UserError(sentence, code="unknown-choice", nearest=closest(value, choices), **about)
+        raise UserError(f"Expected {leaf.range}, got {given.shown} {meaning}.", code="out-of-range", **about)
 
 
 def check_value(given: Given) -> None:

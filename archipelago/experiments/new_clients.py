@@ -24,6 +24,7 @@ from archipelago.experiments.config import config_from_yaml
 from archipelago.experiments.plan import make_plan
 from archipelago.runs.checkpoints import latest
 from archipelago.runs.reader import Run
+from archipelago.runs.refusals import check_identity
 from archipelago.runs.trees import read_arrays
 from archipelago.strategies import assemble, parts_of
 from archipelago.strategies.tuning import tuned, why_not_tuned
@@ -56,6 +57,7 @@ def adopt(run: str | Path, new_clients: Sequence[NewClient], *, finetune: bool =
     if not new_clients:
         raise UserError("Expected at least one new client to adopt, got none.")
     opened = Run(run)
+    check_identity(opened.path)
     config = config_from_yaml((opened.path / "config.yaml").read_text(encoding="utf-8"))
     found = latest(opened.path, deep=False)
     if found is None:

@@ -17,6 +17,7 @@ from archipelago.core.settings import ExperimentSettings
 from archipelago.data import Federation
 from archipelago.experiments.checks import listener_sections, options
 from archipelago.runs.storage import is_address, join
+from archipelago.strategies import expand, parts_of
 
 
 def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
@@ -65,7 +66,9 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         ClientSamples(np.asarray(c.train), np.asarray(c.validation), np.asarray(c.test))
         for c in federation.clients
     ]
-    return Plan(server, block, config.fleet, clients, federation.x, federation.y, run_title(config))
+    members = expand(list(config.ensemble)) if config.ensemble else [config.method]
+    passes = config.clusters * sum(parts_of(name)[0].value.compares_models for name in members)
+    return Plan(server, block, config.fleet, clients, federation.x, federation.y, run_title(config), passes)
 
 
 def _options_of_algorithms(config: ExperimentSettings) -> dict[str, Any]:

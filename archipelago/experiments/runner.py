@@ -22,6 +22,7 @@ from archipelago.experiments.callbacks.base import Callback, CallbackList, LiveR
 from archipelago.experiments.callbacks.platform_callbacks import (
     Checkpoints,
     FigureData,
+    IdleRounds,
     ObjectStoreMirror,
     ProgressDisplay,
     RayMetrics,
@@ -39,7 +40,7 @@ from archipelago.experiments.figures_data import write_examples
 from archipelago.experiments.loggers import LoggerCallback, loggers_from
 from archipelago.experiments.plan import make_plan, run_path
 from archipelago.reports.summary import write_summary
-from archipelago.runs.checkpoints import latest
+from archipelago.runs.checkpoints import checkpoints, latest
 from archipelago.runs.directory import RunDirectory
 from archipelago.runs.environment import describe_environment
 from archipelago.runs.trees import DamagedFile, read_arrays
@@ -168,6 +169,7 @@ class Drive:
                 *loggers_from(config),
                 *(LoggerCallback.around(logger) for logger in loggers),
                 RayMetrics(),
+                IdleRounds(),
                 self._checkpoints,
                 *([ObjectStoreMirror(mirror)] if mirror is not None else []),
                 FigureData(),
@@ -222,12 +224,19 @@ class Drive:
         Clients' states are read by the processes that host them, which may find damage that nobody saw before.
         """
         run = self.live.directory
-        found = latest(run.path, deep=False, damaged=self._damaged)
+        newest = max((round for round, _ in checkpoints(run.path)), default=0)
+        complete = run.complete_rounds()
+        found = latest(run.path, complete, deep=False, damaged=self._damaged)
+        lost = f"Of rounds 1 to {newest} only {complete} are complete in the run's tables: "
         if found is None:
             run.truncate(0)
+            if newest:
+                run.note(0, f"{lost}the run starts over.")
             return 0, None
         done, parts, warnings = found
         run.truncate(done)
+        if complete < newest:
+            warnings = [*warnings, f"{lost}resuming from round {done}."]
         for warning in warnings:
             run.note(done, warning)
         return done, Checkpoint(parts["server"], parts)

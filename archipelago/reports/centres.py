@@ -1,6 +1,6 @@
 """Cluster models on every ground-truth distribution (FedSoft's Tables 1, 3, 4), as metrics that seeds have in common.
 
-Which model is number 0 is an accident of a run, and of a paper. Models are told apart by what they are for: each
+Which model is number 0 is an accident of a run, and of a paper. Models are distinguished by what they are for: each
 is matched with the distribution that it serves, so that all of them together serve all distributions best.
 """
 

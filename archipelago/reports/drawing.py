@@ -48,9 +48,9 @@ def draw_figures(figures: Sequence[Figure], folder: Path, *, processes: int | No
 
 
 def _draw_elsewhere(figures: Sequence[Figure], folder: Path) -> subprocess.Popen[bytes]:
-    """A fresh interpreter that draws what it is told on its standard input: nothing of this one is inherited."""
+    """A fresh interpreter that draws what it reads from its standard input: nothing of this one is inherited."""
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    program = "from archipelago.reports.drawing import draw_as_told; draw_as_told()"
+    program = "from archipelago.reports.drawing import draw_as_asked; draw_as_asked()"
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
     )
@@ -62,11 +62,11 @@ def _draw_elsewhere(figures: Sequence[Figure], folder: Path) -> subprocess.Popen
     return process
 
 
-def draw_as_told() -> None:
+def draw_as_asked() -> None:
     """Draw the figures that standard input names, as `_draw_elsewhere` writes them."""
-    told = json.load(sys.stdin)
-    for figure in told["figures"]:
-        _draw_files(Figure(**figure), Path(told["folder"]))
+    asked = json.load(sys.stdin)
+    for figure in asked["figures"]:
+        _draw_files(Figure(**figure), Path(asked["folder"]))
 
 
 def _draw_files(figure: Figure, folder: Path) -> None:
@@ -292,7 +292,7 @@ def _heatmap(data: Data) -> Drawn:
 
 
 def _edge(data: Data, names: list[str], most: int) -> tuple[list[int], list[str]]:
-    """Where an edge of a heatmap is named, and how: every row while there is room, else blocks, if there are any."""
+    """Where an edge of a heatmap is named, and how: every row while names fit, else blocks, if there are any."""
     if len(names) <= most:
         return list(range(len(names))), names
     blocks = data.get("blocks") or []

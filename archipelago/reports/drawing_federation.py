@@ -102,7 +102,7 @@ def _stack(axes: Axes, counts: NDArray[Any], colours: Sequence[Any]) -> None:
         if counts[:, column].any():
             axes.stairs(above, edges, baseline=below, fill=True, color=colour, linewidth=0)
         below = above
-    if len(counts) <= 100:  # white lines part the bars while there is room
+    if len(counts) <= 100:  # white lines part the bars while they are wide enough
         axes.vlines(edges[1:-1], 0, max(float(below.max()), 1) * 1.02, color="white",
                     linewidth=min(2.0, 60 / len(counts)))  # fmt: skip
     axes.set_xlim(0, len(counts))
@@ -134,11 +134,11 @@ def _legend(figure: Drawn, axes: Axes, what: str, colours: Sequence[Any]) -> Non
 
 
 def _blocks(groups: NDArray[Any]) -> tuple[list[int], list[float], list[str]]:
-    """Where one ground-truth group ends and the next begins, the middle of each, and its name (if there is room)."""
+    """Where one ground-truth group ends and the next begins, the middle of each, and its name (if it fits)."""
     cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
     middles = [(a + b) / 2 for a, b in pairwise(cuts)]
     wide = [b - a >= len(groups) / 60 for a, b in pairwise(cuts)]
-    names = [str(groups[a]) if room else "" for a, room in zip(cuts, wide, strict=False)]
+    names = [str(groups[a]) if fits else "" for a, fits in zip(cuts, wide, strict=False)]
     return cuts[1:-1], middles, names
 
 

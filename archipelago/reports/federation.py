@@ -112,7 +112,7 @@ def alikeness(
     """(clients, by ground-truth group and evenly chosen of many; how alike any two are; what was compared).
 
     One minus the distance of what they train on: 1 alike, 0 nothing in common. Nothing is compared, and no client
-    told from another, where targets are real numbers of one source.
+    distinguished from another, where targets are real numbers of one source.
     """
     shown, facts = _some(described.order, most), described.facts
     compared = (*["classes"] * (facts["classes"] is not None), *["sources"] * (facts["sources"] > 1))

@@ -111,7 +111,7 @@ def _problem(facts: dict[str, Any]) -> str:
 
 
 def _blocks(groups: npt.NDArray[Any]) -> list[dict[str, Any]]:
-    """The middle of each run of equal groups and its name, as far as there is room for names."""
+    """The middle of each run of equal groups and its name, as far as names fit."""
     cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
     word = "group " if len(cuts) <= 6 else ""  # numbers alone where words would meet on a phone
     return [

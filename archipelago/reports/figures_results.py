@@ -166,15 +166,15 @@ def bars(problem: Problem) -> list[Figure]:
 
 
 def _axis(cells: Sequence[Cell]) -> tuple[float, float]:
-    """From where to where bars are drawn: all means, whiskers and published values with room around them."""
+    """From where to where bars are drawn: all means, whiskers and published values with a margin."""
     ends = [cell.published.mean for cell in cells if cell.published]
     for cell in cells:
         if cell.mean is not None:
             ends += [cell.mean - (cell.std or 0.0), cell.mean + (cell.std or 0.0)]
     known = [value for value in ends if math.isfinite(value)]
     least, most = min(known), max(known)
-    room = max((most - least) * 0.35, abs(most) * 0.02)
-    return max(0.0, least - room) if least > 0 else least - room, most + room * 0.6
+    margin = max((most - least) * 0.35, abs(most) * 0.02)
+    return max(0.0, least - margin) if least > 0 else least - margin, most + margin * 0.6
 
 
 @FIGURES.register("clients", "the first metric of every client", label="Per-client results", of="problem")

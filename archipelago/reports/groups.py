@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from archipelago.core.dotted import dotted
 from archipelago.core.vocabulary import (
     Column,
     Labels,
@@ -30,9 +31,10 @@ Values = npt.NDArray[np.float64]
 _AUTO = "auto"  # stands for the K that each seed chose for itself
 
 # Settings that never tell two groups apart: where a run lives, how it was executed, what it wrote down.
-_ELSEWHERE = ("seed", "name", "storage", "fleet.", "checkpoint.", "records.", "choose_clusters", "data.root",
-              "data.download", "data.cache", "data.mapped", "partition.cache", "tensorboard", "local.executor",
-              "local.engine", "local.normalise", "local.trainer", "determinism", "sweep.")  # fmt: skip
+_ELSEWHERE = ("seed", "name", "storage", "fleet.", "checkpoint.", "records.", "idle_rounds", "choose_clusters",
+              "data.root", "data.download", "data.cache", "data.mapped", "partition.cache", "tensorboard",
+              "local.executor", "local.engine", "local.normalise", "local.trainer", "local.chunk",
+              "local.convolution", "local.compile", "determinism", "sweep.")  # fmt: skip
 # Settings that runs of earlier versions do not have, and the value that says what those did.
 _ADDED = {"precision": "32"}
 # Settings that name the problem, and not the way it is solved: each combination is a table of its own.
@@ -49,7 +51,7 @@ class Group:
     runs: list[RunFiles] = field(default_factory=list)
     missing: list[Trial] = field(default_factory=list)
     name: str = ""  # as a sweep calls it
-    told: Mapping[Path, Trial] = field(default_factory=dict)  # what a sweep says of the runs
+    reported: Mapping[Path, Trial] = field(default_factory=dict)  # what a sweep says of the runs
     vocabulary: Vocabulary = field(default_factory=built_in)
 
     @property
@@ -60,7 +62,7 @@ class Group:
     @property
     def tuned(self) -> Column | None:
         """The metric on validation data that the group competed with others by; None where it did not."""
-        trial = next((trial for trial in self.told.values() if trial.tuned), None)
+        trial = next((trial for trial in self.reported.values() if trial.tuned), None)
         if trial is None:
             return None
         by = self.vocabulary.column(trial.tuned)
@@ -81,10 +83,21 @@ class Group:
         """Seed -> final metrics of the runs that count."""
         return {_seed(run): figures_of(run) for run in self.counted}
 
+    @cached_property
+    def has_no_rank(self) -> bool:
+        """Whether nobody trained at the end of one of the runs, or one is not of the config that it has now."""
+        return any(run.ended_idle or run.edited is not None for run in self.counted)
+
     @property
     def config(self) -> Mapping[str, Any]:
         """The config of the first run; empty if there is none."""
         return self.runs[0].config if self.runs else {}
+
+    @cached_property
+    def engines(self) -> list[str]:
+        """What ran the local steps of its runs, where they say so."""
+        found = ((run.environment.get("compute") or {}).get("engine") for run in self.runs)
+        return sorted({str(engine) for engine in found if engine})
 
     @cached_property
     def clustered(self) -> bool:
@@ -139,12 +152,31 @@ class Group:
                 continue
             why = str(run.status.sentence or "")
             # What a run that was stopped, or lost its process, cannot say itself, the sweep knows.
-            told = self.told.get(run.path)
-            if told is not None and told.status in ("stopped", "failed"):
-                state, why = told.status, told.reason or why
+            reported = self.reported.get(run.path)
+            if reported is not None and reported.status in ("stopped", "failed"):
+                state, why = reported.status, reported.reason or why
             done = f"{state} after {run.status.rounds_done} rounds"
             words.append(_words(run.setting("seed"), done, why))
+        for run in self.runs:
+            if run.edited is not None:
+                words.append(
+                    _words(run.setting("seed"), f"changed since it was made: {run.edited}", "no rank")
+                )
+        for run in self.counted:
+            if run.dropped_share:
+                lost = f"{share_text(run.dropped_share)} of the updates were not finite and were dropped"
+                words.append(_words(run.setting("seed"), lost, "no rank" if run.ended_idle else ""))
         return "; ".join(words)
+
+
+def share_text(share: float) -> str:
+    """
+    >>> share_text(0.0004), share_text(0.256), share_text(0.9999), share_text(1.0)
+    ('less than 1 %', '26 %', 'more than 99 %', '100 %')
+    """
+    if 0 < share < 0.01 or 0.99 < share < 1:
+        return "less than 1 %" if share < 0.5 else "more than 99 %"
+    return f"{100 * share:.0f} %"
 
 
 def _seed(run: RunFiles) -> int:
@@ -200,7 +232,7 @@ def make_groups(trials: Iterable[Trial], labels: Labels = registered_labels) -> 
         names.setdefault((trial.sweep, _key(settings)), set()).add(trial.group)
     found: dict[Any, _Entry] = {}
     by_name: dict[Any, _Entry] = {}
-    told: dict[Path, Trial] = {}
+    reported: dict[Path, Trial] = {}
     for trial, run, settings in with_runs:
         if len(names[trial.sweep, _key(settings)]) > 1:
             settings["group"] = trial.group
@@ -208,7 +240,7 @@ def make_groups(trials: Iterable[Trial], labels: Labels = registered_labels) -> 
         entry = found.setdefault(_key(settings), _Entry(settings))
         entry.runs.append(run)
         if trial.group:
-            told[run.path] = trial
+            reported[run.path] = trial
             entry.name = entry.name or trial.group
             by_name.setdefault(_named(trial), entry)
     alone: dict[Any, list[Trial]] = {}
@@ -219,13 +251,13 @@ def make_groups(trials: Iterable[Trial], labels: Labels = registered_labels) -> 
             alone.setdefault(_named(trial), []).append(trial)
     groups = _labelled(list(found.values()), labels)
     for group in groups:
-        group.told = {run.path: told[run.path] for run in group.runs if run.path in told}
+        group.reported = {run.path: reported[run.path] for run in group.runs if run.path in reported}
     return groups + _without_runs(list(alone.values()))
 
 
 def _telling(trial: Trial, run: RunFiles) -> dict[str, Any]:
     """The settings that tell a run from those of other groups."""
-    given = {**_ADDED, **flat(run.config)}
+    given = {**_ADDED, **dotted(run.config, keep_empty=True)}
     settings = {key: value for key, value in given.items() if not key.startswith(_ELSEWHERE)}
     if run.chose_clusters:
         settings["clusters"] = _AUTO
@@ -245,7 +277,7 @@ def _named(trial: Trial) -> tuple[Path | None, str, int | None]:
 
 
 def _without_runs(lost: Sequence[list[Trial]]) -> list[Group]:
-    """A group for each name of a sweep of which nothing was written; sweeps are told where they share a name."""
+    """A group for each name of a sweep of which nothing was written; sweeps are named where they share one."""
     names = [(trials[0].group, trials[0].sweep) for trials in lost]
     groups = []
     for (name, sweep), trials in zip(names, lost, strict=True):
@@ -304,20 +336,6 @@ def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         for key, value in each.items():
             values.setdefault(key, set()).add(repr(value))
     return [key for key, found in values.items() if len(found) > 1]
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """
-    >>> flat({"rounds": 5, "local": {"lr": 0.1}})
-    {'rounds': 5, 'local.lr': 0.1}
-    """
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def by_block(groups: Iterable[Group]) -> dict[str, list[Group]]:

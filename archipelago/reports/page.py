@@ -12,11 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from archipelago.core.dotted import dotted
 from archipelago.core.vocabulary import merged
 from archipelago.reports import palette
 from archipelago.reports.figures import FIGURES, SECTIONS, Figure
 from archipelago.reports.figures_results import title_of
-from archipelago.reports.groups import Group, flat
+from archipelago.reports.groups import Group
 from archipelago.reports.summary import computed_on
 from archipelago.reports.table_text import grid, mean_text
 from archipelago.reports.tables import Table
@@ -201,7 +202,7 @@ def _setup(groups: Sequence[Group], notes: Sequence[str]) -> str:
         '<section id="setup"><h2>Set-up, cost and warnings</h2><div class="cards"><div class="card wide">'
     ]
     parts += [f"<p>{_text(note)}</p>" for note in [*notes, *_computed_on(groups)]]
-    shared = _shared([flat(run.config) for group in groups for run in group.runs])
+    shared = _shared([dotted(run.config, keep_empty=True) for group in groups for run in group.runs])
     if shared:
         parts.append(_block("Settings that all runs share", shared, is_open=len(groups) == 1))
     own = [
@@ -236,7 +237,7 @@ def _environments(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
         for run in group.runs:
             content = {
                 key: value
-                for key, value in flat(run.environment).items()
+                for key, value in dotted(run.environment, keep_empty=True).items()
                 if key not in ("started", "command") and not key.startswith("compute.")
             }
             key = json.dumps(content, sort_keys=True, default=str)

@@ -28,7 +28,7 @@ def final_figures(path: str | Path) -> dict[str, Any]:
     """The figures to publish: the mean of the last evaluations, and the best round by validation.
 
     - `final`: every figure, averaged over the last `evaluation.last` evaluations; those of cluster models on
-      planted distributions by what the models are for (`archipelago/reports/centres.py`).
+      ground-truth distributions by what the models are for (`archipelago/reports/centres.py`).
     - `evaluations`: the rounds of those evaluations.
     - `best_by_validation`: `round` and `figures` of the evaluation with the lowest size-weighted validation
       loss (the earliest of equals); None without a validation split. Never chosen on test data.
@@ -102,6 +102,7 @@ def figures_of(run: RunFiles) -> dict[str, Any]:
         "cluster_sizes": sizes[-1] if sizes else None,
         "rounds_done": run.metrics[-1]["round"] if run.metrics else 0,
         "seconds_per_round": statistics.median(seconds) if seconds else None,
+        "dropped_share": run.dropped_share,
     }
 
 
@@ -159,7 +160,7 @@ def _facts(figures: Mapping[str, Any], words: Vocabulary) -> list[str]:
                 f"{label} {_number(figures['final'].get(key))}"
                 for key, label in words.summary(over="clusters").items()
             )
-            text += f"; against the planted groups: {', '.join(agreement)}"
+            text += f"; against the ground-truth groups: {', '.join(agreement)}"
         facts.append(text + ".")
     down, up = (figures["final"].get(f"cost_models_{way}") for way in ("down", "up"))
     if down is not None and up is not None:
@@ -170,6 +171,10 @@ def _facts(figures: Mapping[str, Any], words: Vocabulary) -> list[str]:
         facts.append(
             f"Cost per participant and round, FedAvg = 1: {multiples}models received {down:.3g} and delivered {up:.3g} "
             f"({samples[0]} samples trained on, {samples[1]} only evaluated)."
+        )
+    if figures["dropped_share"]:
+        facts.append(
+            f"{100 * figures['dropped_share']:.3g} % of the updates were not finite and were dropped."
         )
     seconds = figures["seconds_per_round"]
     if seconds is not None:
@@ -230,7 +235,7 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
     lines += [f"- round {event['round']}: {_line(event['text'])}" for event in shown]
     if not shown:
         lines.append("Nothing out of the ordinary.")
-    lines += ["", "## What is here", "", *_files(run.path), "", "## Go on", ""]
+    lines += ["", "## What is here", "", *_files(run.path), "", "## Continue", ""]
     if run.status.state != "finished":
         lines.append(f"Resume: `{program()} resume {run.path}`")
         lines.append("")
@@ -239,14 +244,14 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
 
 
 def _centres(metrics: list[Row], words: Vocabulary) -> list[str]:
-    """Every cluster model on held-out samples of every planted distribution, at the last evaluation; best bold."""
+    """Every cluster model on held-out samples of every ground-truth distribution, at the last evaluation; best bold."""
     for name, spec in centre_columns((name for row in metrics for name in row), words).items():
         measured = [row for row in metrics if name in row]
         best = max if spec.better == "higher" else min
         matrix = measured[-1][name]
         header = ["distribution", *(f"model {k}" for k in range(len(matrix[0])))]
         lines = [
-            "## Cluster models on every planted distribution",
+            "## Cluster models on every ground-truth distribution",
             "",
             f"Each model's {spec.label} on held-out samples, round {measured[-1]['round']}:",
             "",

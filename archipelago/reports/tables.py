@@ -289,7 +289,8 @@ def _ranked(
     for each in metrics:
         by = tuned or each
         values = {i: value for i, row in enumerate(rows) if (value := row.cells[by.name].mean) is not None
-                  and math.isfinite(value) and len(row.seeds) >= whole}  # fmt: skip
+                  and math.isfinite(value) and len(row.seeds) >= whole
+                  and not (row.group is not None and row.group.has_no_rank)}  # fmt: skip
         for i, value in values.items():
             better = (other > value if by.higher_is_better else other < value for other in values.values())
             ranks[i][each.name] = 1 + sum(better)
@@ -333,6 +334,18 @@ def _with(row: TableRow, changes: Mapping[str, Mapping[str, float]]) -> TableRow
     return replace(row, cells=cells)
 
 
+def _engines(rows: Sequence[TableRow]) -> list[str]:
+    """A sentence where rows were trained by different engines: they agree to rounding only."""
+    by_engine: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for engine in row.group.engines if row.group is not None else ():
+            by_engine.setdefault(engine, {})[row.label] = None
+    if len(by_engine) < 2:
+        return []
+    told = "; ".join(f"{engine}: {', '.join(labels)}" for engine, labels in sorted(by_engine.items()))
+    return [f"Rows differ in the engine of local training, whose results agree to rounding only ({told})."]
+
+
 def _notes(groups: Sequence[Group], rows: Sequence[TableRow], test: str, compared: str) -> list[str]:
     last = {group.settings.get("evaluation.last") for group in groups if group.settings}
     what = f"the last {last.pop()} evaluations" if len(last) == 1 else "the last evaluations"
@@ -355,6 +368,7 @@ def _notes(groups: Sequence[Group], rows: Sequence[TableRow], test: str, compare
             "Costs are per participant and round; computation 1 is one local training, as in FedAvg; megabytes are "
             "those of model values of 4 bytes a parameter."
         )
+    notes += _engines(rows)
     for row in rows:
         if row.note and row.group is not None:  # a published row that was not run is seen to be empty
             which = "" if row.clusters is None else f" (K = {row.clusters})"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from archipelago.core.errors import UserError
 from archipelago.core.files import sync_folder, write_whole
 from archipelago.core.own_files import CHECKPOINT, UNFINISHED_CHECKPOINT, remove_own_files
+from archipelago.runs.identity import identity_of
 from archipelago.runs.trees import DamagedFile, read_entries, read_keys, read_tree, write_entries, write_tree
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class StoredParts(Mapping[str, Any]):
             self.manifest = (path / MANIFEST).read_text(encoding="utf-8")
             found = json.loads(self.manifest)
             self._names = [str(name) for name in found["parts"]]
+            self.identity: str | None = found.get("identity")
             shards = {name: ShardFacts(**facts) for name, facts in found.get("shards", {}).items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedFile(
@@ -215,7 +217,10 @@ class CheckpointWriter:
         try:
             building.mkdir()
             shards = _write_parts(building, parts)
-            manifest = json.dumps({"round": round, "parts": sorted(parts), "shards": shards})
+            identity = identity_of(self._folder.parent)
+            manifest = json.dumps(
+                {"round": round, "parts": sorted(parts), "shards": shards, "identity": identity}
+            )
             write_whole(building / MANIFEST, manifest + "\n")
             if final.exists():  # a round that was run again
                 remove_checkpoint(final)
@@ -259,25 +264,34 @@ def checkpoints(run: RunDirectory | str | Path) -> list[tuple[int, Path]]:
 
 
 def load(path: str | Path, deep: bool = True) -> StoredParts:
-    """The named parts of one checkpoint; a `DamagedFile` if anything about it is damaged or missing.
+    """The named parts of one checkpoint; a `DamagedFile` if anything about it is damaged, missing or of another run.
 
     Whether clients' states have the right bits is looked at only if `deep`; whoever reads them sees it anyway.
     """
     parts = StoredParts(Path(path))
+    if parts.identity is not None and parts.identity != identity_of(parts.path.parents[1]):
+        raise DamagedFile(
+            f"Checkpoint {path} is of another run: its identity is not the one of {parts.path.parents[1]}."
+        )
     parts.check(deep)
     return parts
 
 
 def latest(
-    run: RunDirectory | str | Path, *, deep: bool = True, damaged: Mapping[int, str] | None = None
+    run: RunDirectory | str | Path,
+    at_most: int | None = None,
+    *,
+    deep: bool = True,
+    damaged: Mapping[int, str] | None = None,
 ) -> tuple[int, StoredParts, list[str]] | None:
     """(round, parts, warnings) of the newest checkpoint that is whole; None if there never was one.
 
+    Checkpoints later than round `at_most` do not count.
     A damaged one is passed over with a warning; if all are damaged, nothing can be resumed: a `UserError`.
     `damaged` are rounds whose checkpoints turned out to be so elsewhere, and why.
     """
     warnings: list[str] = []
-    found = checkpoints(run)
+    found = [each for each in checkpoints(run) if at_most is None or each[0] <= at_most]
     for round, path in reversed(found):
         try:
             if damaged and round in damaged:

@@ -8,6 +8,7 @@
     checkpoints/           what a resume starts from            records/             what the figures need
     summary.md             the short story, written last        parts/               tables of an unfinished run
     federation/            clients, their label counts, facts   vocabulary.json      labels, what metrics declare
+    identity.json          what the run is of (`identity.py`)
 
 Nothing is ever half written under its final name, except that the last line of a CSV or JSONL file may be
 torn by a kill: `truncate` drops it with everything else that is later than the checkpoint, so that a resumed
@@ -35,11 +36,13 @@ from archipelago.core import vocabulary
 from archipelago.core.errors import UserError
 from archipelago.core.files import complete_lines, sync_folder, whole_file, write_whole
 from archipelago.core.own_files import is_own_file, numbered_files, refuse_links, remove_own_files
+from archipelago.runs import identity
 from archipelago.runs.checkpoints import checkpoints, remove_checkpoint, remove_unfinished_checkpoints
 from archipelago.runs.environment import environment_differences
+from archipelago.runs.files import read_numbers
 from archipelago.runs.growing_files import CsvFile, EventsFile, LongTable, write_rounds
 from archipelago.runs.lock import FolderLock
-from archipelago.runs.refusals import check_config, refuse_what_is_there, settings_of
+from archipelago.runs.refusals import check_config, check_identity, refuse_what_is_there, settings_of
 from archipelago.runs.status import Status, check_is_run, read_status, status_text
 from archipelago.runs.trees import Rows, write_arrays, write_rows
 
@@ -95,10 +98,12 @@ class RunDirectory:
             write_whole(building / "config.yaml", config_yaml)
             write_whole(building / "environment.json", _json(dict(environment)))
             write_whole(building / vocabulary.FILE, _json(vocabulary.describe(settings_of(config_yaml))))
-            status = Status("running", 0, settings_of(config_yaml).get("rounds"))
-            write_whole(building / "status.json", status_text(status))
             if federation is not None:
                 write_federation(building, federation)
+            made = identity.describe(settings_of(config_yaml), building)
+            write_whole(building / identity.FILE, _json(made))
+            status = Status("running", 0, settings_of(config_yaml).get("rounds"), identity=made["identity"])
+            write_whole(building / "status.json", status_text(status))
             try:
                 building.rename(path)  # replaces an empty folder, and nothing else
             except OSError:
@@ -134,6 +139,7 @@ class RunDirectory:
         refuse_links(path)
         if expect_config is not None:
             check_config(path, expect_config, tuple(ignore))
+        check_identity(path)
         run = cls(path, FolderLock(path, path, wait))
         run._environment = environment
         return run
@@ -211,6 +217,19 @@ class RunDirectory:
         if self._environment is not None:
             self._add_environment(self._environment, round)
             self._environment = None
+
+    def complete_rounds(self) -> int:
+        """n, where everything that rounds 1 to n measured is in the tables: a resume can stand on no later one."""
+        clients, assignments = self._clients.numbers(), self._assignments.numbers()
+        complete = 0
+        for row in read_numbers(self.path / "metrics.csv"):
+            number, evaluated = row["round"], any(name.startswith("micro_") for name in row)
+            if number != complete + 1 or (evaluated and number not in clients):
+                break
+            if "cluster_sizes" in row and number not in assignments:
+                break
+            complete = number
+        return complete
 
     def adopt(self, other: Path, round: int) -> None:
         """The rounds up to `round` of another, finished run in place of what is here.
@@ -301,7 +320,7 @@ class RunDirectory:
         self, state: str, *, rounds_done: int | None = None, sentence: str | None = None, durable: bool = True
     ) -> None:
         done = self._status.rounds_done if rounds_done is None else rounds_done
-        self._status = Status(state, done, self._status.rounds, sentence)
+        self._status = replace(self._status, state=state, rounds_done=done, sentence=sentence)
         write_whole(self.path / "status.json", status_text(self._status), durable=durable)
 
     def computes_on(self, round: int, compute: Mapping[str, Any]) -> None:
@@ -327,6 +346,8 @@ class RunDirectory:
             first, warnings = {}, [f"{path.name} was damaged or missing and was written anew."]
         else:
             warnings = environment_differences(first, environment)
+        for name in identity.changed_plugins(self.path, settings_of(self.config_yaml)):
+            warnings = [*warnings, f"The plug-in {name} is not the one that the run was made with."]
         for warning in warnings:
             self.note(round, warning)
         first["resumed"] = [*first.get("resumed", []), dict(environment)]

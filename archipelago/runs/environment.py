@@ -21,7 +21,7 @@ _PACKAGES = (
 def describe_environment(command: str | None = None) -> dict[str, Any]:
     """Everything about this process that a reader of the results may ask for, as JSON can hold it.
 
-    `command` is what the user typed; only the front door knows it.
+    `command` is what the user typed; only the command line knows it.
     """
     return {
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -13,10 +13,23 @@ from typing import Any
 from archipelago.core.errors import UserError
 from archipelago.core.files import complete_lines
 from archipelago.core.own_files import numbered_files
+from archipelago.runs import identity
 from archipelago.runs.format import format_of, upgraded_config
 from archipelago.runs.status import Status, read_status
 
 Row = dict[str, Any]
+
+
+IDLE_ROUNDS = 3  # without an update, after which a run has no result
+
+
+def is_idle(metrics: Mapping[str, Any]) -> bool:
+    """Whether nobody delivered an update in the round of these metrics: all were dropped.
+
+    >>> is_idle({"participants": 2, "dropped": 2}), is_idle({"participants": 2, "dropped": 1}), is_idle({})
+    (True, False, False)
+    """
+    return metrics.get("participants", 0) > 0 and metrics.get("dropped", 0) >= metrics["participants"]
 
 
 class RunFiles:
@@ -41,6 +54,15 @@ class RunFiles:
     def status(self) -> Status:
         """How far the run has come."""
         return read_status(self.path)
+
+    @cached_property
+    def edited(self) -> str | None:
+        """What was changed in the run since it was made, in words; None if nothing was."""
+        content = read_yaml(self._text("config.yaml"), self.path / "config.yaml")
+        try:
+            return identity.difference(self.path, content, self.status.identity)
+        except UserError as error:
+            return str(error)
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
@@ -76,6 +98,18 @@ class RunFiles:
         """Whether `clusters` was chosen by the run itself (clusters=auto): its config has the choice alone."""
         chosen = f"clusters={self.setting('clusters')} was chosen by "
         return any(event["round"] == 0 and event["text"].startswith(chosen) for event in self.events)
+
+    @property
+    def dropped_share(self) -> float:
+        """The share of all updates that were not finite and were dropped."""
+        asked = sum(row.get("participants", 0) for row in self.metrics)
+        return float(sum(row.get("dropped", 0) for row in self.metrics) / asked) if asked else 0.0
+
+    @property
+    def ended_idle(self) -> bool:
+        """Whether nobody trained in the last rounds: what was measured then is no result of the method."""
+        last = self.metrics[-IDLE_ROUNDS:]
+        return bool(last) and all(is_idle(row) for row in last)
 
     def setting(self, key: str) -> Any:
         """A setting by its dotted key; None if the config has none of that name."""

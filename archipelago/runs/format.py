@@ -14,7 +14,7 @@ from typing import Any
 
 from archipelago.core.errors import UserError
 
-FORMAT = 2
+FORMAT = 3
 SWEEP_FORMAT = 2
 
 Document = dict[str, Any]
@@ -25,8 +25,13 @@ def _settings_of_listeners(config: Document) -> Document:
     return {"plugins": [], "callbacks": [], "loggers": [], **config}
 
 
+def _as_it_is(config: Document) -> Document:
+    """Version 3 has an identity (`identity.py`); a run from before has none, and its config is the same."""
+    return config
+
+
 # {version: what makes a config of this version one of the next}
-MIGRATIONS: dict[int, Callable[[Document], Document]] = {1: _settings_of_listeners}
+MIGRATIONS: dict[int, Callable[[Document], Document]] = {1: _settings_of_listeners, 2: _as_it_is}
 
 
 def _population(sweep: Document) -> Document:

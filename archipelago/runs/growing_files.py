@@ -221,6 +221,10 @@ class LongTable:
             return pd.DataFrame()
         return pa.concat_tables(tables, promote_options="permissive").to_pandas()
 
+    def numbers(self) -> set[int]:
+        """The rounds that are on disk."""
+        return {int(table["round"][0].as_py()) for table in self._rounds()}
+
     def _sources(self) -> list[Path]:
         parts = [path for _, path in numbered_files(self._parts, self._name)]
         return [self.final, *parts] if self.final.exists() else parts

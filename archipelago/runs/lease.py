@@ -102,7 +102,9 @@ class Lease:
                 raise UserError(
                     f"Expected nobody else to write {self._address}, got {_who(found)}, which holds it for {left:.0f} "
                     "more seconds and may renew that: wait until it is done or gone, stop it, or choose another name "
-                    "with name=..."
+                    "with name=...",
+                    code="busy",
+                    holder=_who(found),
                 )
             if not said:
                 print(f"Waiting until {_who(found)} is done with {self._address}, or gone.", file=sys.stderr)

@@ -28,7 +28,9 @@ class FolderLock:
                 self._file.close()
                 raise UserError(
                     f"Run {shown} is being written by {holder}; wait until it is done, stop it, or choose "
-                    "another name with name=..."
+                    "another name with name=...",
+                    code="busy",
+                    holder=holder,
                 )
             time.sleep(0.02)
         self._file.truncate(0)
@@ -57,7 +59,7 @@ def writer_is_gone(folder: Path) -> bool:
     """Whether nobody writes into `folder` any more, as far as its lock file tells.
 
     A process puts its name into the file and removes it when it ends by itself. Without the file (a copy, an object
-    store), or with the name of a process of another machine in it, nothing can be told.
+    store), or with the name of a process of another machine in it, nothing is known.
     """
     try:
         with (folder / ".lock").open(encoding="utf-8") as file:

@@ -109,7 +109,7 @@ class Run:
 
     @property
     def federation(self) -> pd.DataFrame:
-        """One row a client: samples by part, planted group and levels."""
+        """One row a client: samples by part, ground-truth group and levels."""
         return self._federation("clients")
 
     @property

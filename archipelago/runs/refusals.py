@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from archipelago.core.dotted import dotted
 from archipelago.core.errors import UserError
 from archipelago.core.program import program
+from archipelago.runs import identity
 from archipelago.runs.files import RunFiles
 from archipelago.runs.status import is_run, read_status
 
@@ -20,19 +21,26 @@ def refuse_what_is_there(path: Path, config_yaml: str) -> None:
         if other:
             raise UserError(
                 f"Run {path} exists already ({status.state}, {status.rounds_done} rounds done) and is of another "
-                f"experiment: {other}. Choose another name with name=..."
+                f"experiment: {other}. Choose another name with name=...",
+                code="exists",
+                path=path,
             )
         raise UserError(
             f"Run {path} exists already ({status.state}, {status.rounds_done} rounds done); resume it with "
-            f"`{program()} resume {path}`, or choose another name with name=..."
+            f"`{program()} resume {path}`, or choose another name with name=...",
+            code="exists",
+            path=path,
         )
     if path.is_dir() and any(path.iterdir()):
         raise UserError(
             f"{path} is a folder that is not a run, and a run would mix with what it holds; choose another "
-            "name with name=... or another folder with storage=..."
+            "name with name=... or another folder with storage=...",
+            code="exists",
+            path=path,
         )
     if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file, and a run needs a folder; choose another name with name=...")
+        sentence = f"{path} is a file, and a run needs a folder; choose another name with name=..."
+        raise UserError(sentence, code="exists", path=path)
 
 
 def check_config(path: Path, expected: str, ignore: tuple[str, ...]) -> None:
@@ -41,14 +49,28 @@ def check_config(path: Path, expected: str, ignore: tuple[str, ...]) -> None:
     if other:
         raise UserError(
             f"Run {path} belongs to another config: {other}. Resume it without changes, or start a new run under "
-            "another name with name=..."
+            "another name with name=...",
+            code="other-config",
+            path=path,
         )
+
+
+def check_identity(path: Path) -> None:
+    """A `UserError` if the config or the partition of the run in `path` was changed since it was made."""
+    identity.check_identity(path, settings_of(_config_text(path)), read_status(path).identity)
+
+
+def _config_text(path: Path) -> str:
+    try:
+        return (path / "config.yaml").read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"The run in {path} cannot be read ({error}).") from error
 
 
 def _differences(path: Path, expected: str, ignore: tuple[str, ...]) -> str:
     """Where a run's config says something else, in words; empty where nothing does."""
-    theirs = _flat(RunFiles(path).config)
-    ours = _flat(settings_of(expected))
+    theirs = dotted(RunFiles(path).config)
+    ours = dotted(settings_of(expected))
     differences = [
         f"{key} is {theirs.get(key, 'absent')} there and {ours.get(key, 'absent')} here"
         for key in dict.fromkeys([*theirs, *ours])
@@ -65,15 +87,10 @@ def settings_of(text: str) -> dict[str, Any]:
     """The mapping in a YAML text; empty if it holds something else."""
     import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
-    content = yaml.safe_load(text)
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(
+            f"Expected settings as YAML, got a text that is none ({' '.join(str(error).split())})."
+        ) from error
     return content if isinstance(content, dict) else {}
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

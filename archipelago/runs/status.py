@@ -23,6 +23,7 @@ class Status:
     rounds_done: int
     rounds: int | None = None
     sentence: str | None = None
+    identity: str | None = None  # what the run is of (`identity.py`); None of runs from before
 
     def __str__(self) -> str:
         of = f" of {self.rounds}" if self.rounds is not None else ""

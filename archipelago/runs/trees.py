@@ -133,7 +133,7 @@ def _where(path: tuple[str, ...]) -> str:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
-    """Write one safetensors file, whole or not at all, without a second copy of the arrays in memory."""
+    """Write one safetensors file, all or nothing, without a second copy of the arrays in memory."""
     whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     # Widest items first keeps every tensor aligned for readers that map the file.
     order = sorted(whole, key=lambda name: -whole[name].dtype.itemsize)

@@ -133,6 +133,9 @@ class Strategy(WithState):
     fixed: ClassVar[bool] = False  # its clusters never change
     reads_clusters: ClassVar[bool] = False  # `clusters` means something to it although it is not `clustered`
     takes_steps: ClassVar[bool] = True  # clients take local steps, on an objective that terms can be added to
+    compares_models: ClassVar[bool] = (
+        False  # participants pass their samples through all K models, in every round
+    )
     proximal: ClassVar[bool] = False  # has a pull towards the received model already
     when_empty: ClassVar[str] = "it keeps its model"  # what becomes of a cluster that no client is in
     per_client: ClassVar[dict[str, float]] = {"assignment": UNASSIGNED}

@@ -54,6 +54,7 @@ class FedEM(MixtureModels):
 
     Options = FedEMOptions
     mixes = True
+    compares_models = True
 
     def round(self, fleet: FleetView) -> None:
         self.expectation(fleet)  # q_t and pi_t

@@ -76,6 +76,7 @@ class FedSoft(MixtureModels):
 
     Options = FedSoftOptions
     private = True
+    compares_models = True
     state = ("clusters", "mixture", "start")
     start: Vector
 

@@ -38,10 +38,12 @@ class IFCAOptions:
         "first models: independent draws, one draw plus noise, or drawn again until no cluster is too small",
         choices=("independent", "perturbed", "balanced"),
     )
-    noise: float = setting(0.1, "init=perturbed: noise, as a share of each tensor's own spread", above=0)
+    noise: float = setting(0.1, "init=perturbed: noise, as a share of each tensor's own spread", above=0,
+                           read_with={"init": ("perturbed",)})  # fmt: skip
     balance: float = setting(
-        0.1, "init=balanced: smallest share of clients a cluster must attract", above=0, at_most=1
-    )
+        0.1, "init=balanced: smallest share of clients a cluster must attract", above=0, at_most=1,
+        read_with={"init": ("balanced",)},
+    )  # fmt: skip
     share_backbone: bool = setting(False, "average everything but the head over all clients")
 
 
@@ -52,6 +54,7 @@ class IFCA(ClusteredModels):
     """Alternate r_i = argmin_k L(H_k, D_i) and FedAvg inside each cluster."""
 
     Options = IFCAOptions
+    compares_models = True
 
     @classmethod
     def check(cls, options: IFCAOptions, context: Context) -> None:

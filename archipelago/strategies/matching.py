@@ -19,7 +19,7 @@ channel and have no say in the matching.
 Only chains of layers can be followed: convolutions, linear layers, and normalisation with one value per
 channel. The chain is read off the names and shapes of the model's tensors. Named modules inside a block, names
 that speak of shortcuts and shapes that do not fit one after the other are refused; a network that adds
-outputs of layers in its `forward` without any of these signs cannot be told from a chain.
+outputs of layers in its `forward` without any of these signs cannot be distinguished from a chain.
 """
 
 from __future__ import annotations

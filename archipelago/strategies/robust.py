@@ -52,7 +52,8 @@ class RobustOptions:
     trim: float = setting(0.2, "share of a cluster's values cut from each side of every coordinate",
                           at_least=0, below=0.5)  # fmt: skip
     centre: str = setting("trimmed_mean", "centres of K-means", choices=("trimmed_mean", "median"))
-    centre_trim: float = setting(0.05, "centre=trimmed_mean: share cut from each side", at_least=0, below=0.5)
+    centre_trim: float = setting(0.05, "centre=trimmed_mean: share cut from each side", at_least=0, below=0.5,
+                                 read_with={"centre": ("trimmed_mean",)})  # fmt: skip
     outliers: float = setting(0.2, "share of the clients, furthest from their centres, that moves no centre",
                               at_least=0, below=0.5)  # fmt: skip
     features: str = setting(

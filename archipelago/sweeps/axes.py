@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from archipelago.core.dotted import dotted
 from archipelago.core.errors import UserError
 from archipelago.core.settings import ExperimentSettings
 from archipelago.experiments.config import Given, fragment, layered, leaves, method_parts, methods_of, quote
@@ -129,17 +130,11 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def flat(content: Any, name: str, source: str, prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted key."""
+def flat(content: Any, name: str, source: str) -> dict[str, Any]:
+    """Nested settings by dotted key, or a sentence about what is there instead."""
     if not isinstance(content, dict):
         raise UserError(f"Expected settings inside sweep.{name}, got {quote(content)} in '{source}'.")
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, dict):
-            found |= flat(value, name, source, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
+    return dotted(content)
 
 
 def sections(axes: Axes) -> set[str]:
@@ -252,4 +247,4 @@ def with_label(action: Callable[[], Any], label: str, of: int) -> Any:
     except UserError as error:
         if of < 2:
             raise
-        raise UserError(f"In the sweep's combination '{label}': {error}") from error
+        raise error.rephrased(f"In the sweep's combination '{label}': {error}") from error

@@ -38,6 +38,7 @@ from archipelago.experiments.config import (
     replaced,
 )
 from archipelago.experiments.given import import_named
+from archipelago.experiments.readers import only_read, refuse_unread
 from archipelago.sweeps.axes import (
     AXES,
     MOST,
@@ -172,11 +173,13 @@ def _build(
     full: bool,
 ) -> Sweep:
     settings = _settings(raw, source)
+    if full:
+        refuse_unread(composed(SweepSection)(sweep=settings))
     axes = read_axes(raw, source)
     seeds = read_seeds(raw.get("seeds"), source)
     space = _space(raw.get("sample"), settings.sampler, source)
     refuse_fixed(axes, space, seeds is not None, {**of_file, **of_overrides})
-    found = dict(combinations(axes, of_file, of_overrides))
+    found = only_read(dict(combinations(axes, of_file, of_overrides)))
     first = next(iter(found.values()))
     if full:
         for label, config in found.items():

@@ -41,7 +41,9 @@ def _refuse_sweep(address: str) -> None:
     if is_sweep(address):
         raise UserError(
             f"Sweep {address} exists already; resume it with `{program()} resume {address}`, or "
-            "choose another name with name=..."
+            "choose another name with name=...",
+            code="exists",
+            path=address,
         )
 
 
@@ -69,7 +71,9 @@ class SweepDirectory:
             others = path.is_dir() and ({each.name for each in path.iterdir()} - begun or not _is_begun(path))
             if path.exists() and (not path.is_dir() or others):
                 raise UserError(
-                    f"{address} is taken by something that is no sweep; choose another with name=..."
+                    f"{address} is taken by something that is no sweep; choose another with name=...",
+                    code="exists",
+                    path=address,
                 )
             path.mkdir(parents=True, exist_ok=True)
         from omegaconf import OmegaConf

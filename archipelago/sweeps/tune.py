@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.cluster import live_nodes
+from archipelago.core.dotted import dotted
 from archipelago.core.errors import UserError
 from archipelago.core.plugins import PLUGIN
 from archipelago.core.settings import ExperimentSettings
@@ -310,7 +311,7 @@ def _started(directory: SweepDirectory) -> list[Trial]:
     for row in directory.rows.values():
         text = read_text(join(directory.run_address(row.trial), "config.yaml"))
         if text is not None:
-            flat = _dotted(yaml.safe_load(config_to_yaml(config_from_yaml(text))))
+            flat = dotted(yaml.safe_load(config_to_yaml(config_from_yaml(text))))
             points.setdefault(row.group, {key: flat[key] for key in sweep.space})
     # A point that no trial began with is chosen anew.
     for name in [name for name, row in directory.rows.items() if row.group not in points]:
@@ -320,10 +321,3 @@ def _started(directory: SweepDirectory) -> list[Trial]:
         for group, values in points.items()
         for seed in sweep.seeds
     ]
-
-
-def _dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= _dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from archipelago.core.errors import UserError
-from archipelago.core.randomness import seeded_torch
 from archipelago.core.registry import Entry, NoOptions, Registry
 from lightning_modules.engines.objective import TrainJob, TrainResult, follows_contract, prepare
 from lightning_modules.flat import FlatModel
@@ -35,8 +34,8 @@ class Engine:
     The promises: one result for each job, in the order of the jobs; a job's result depends on the job alone, not on
     the jobs beside it; models of results are values of their own. `model` is the one live module of the process,
     `samples` has the data of all clients, `options` are the engine's own settings (its dataclass `Options`), and
-    `notes` is what the user should know, reported with the round. An engine that has frozen forward passes of its own sets
-    `model.forward_pass`. What `@ENGINES.register` may declare:
+    `notes` is what the user should know, reported with the round. An engine with forward passes of its own
+    sets `model.forward_pass`. What `@ENGINES.register` may declare:
 
     - `exact=True`: the same bits as `loop` on CPU;
     - `default_on="cpu"` or `"cuda"`: what `auto` means there.
@@ -64,7 +63,7 @@ class Engine:
         """Everything a client's steps need in place, and everything put back afterwards."""
         model = self.model
         module: Any = model.module
-        with seeded_torch(job.seed):
+        with model.seeded(job.seed):
             if follows_contract(module):
                 module.local_objective = prepare(job, model, self.samples)
             elif not job.is_plain:

@@ -1,4 +1,4 @@
-"""Every cluster model on held-out samples of every planted distribution (FedSoft's Tables 1, 3 and 4)."""
+"""Every cluster model on held-out samples of every ground-truth distribution (FedSoft's Tables 1, 3 and 4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.experiments import digest, plan_of, run, session_of
 
 MIXED = (
     "method=fedsoft", "data=synthetic", "data.sources=2", "data.samples=1200", "data.rotations=1",
-    "partition=mixture", "clients=6", "model=linear", "model.hidden=[8]", "local.optimizer=adam", "local.lr=0.05",
+    "partition=mixture", "clients=6", "model=linear", "local.optimizer=adam", "local.lr=0.05",
 )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_nothing_is_measured_without_held_out_samples_or_models_of_the_server():
     assert np.array(report.metrics["centre_accuracy"]).shape == (2, 1)
 
 
-def test_agreement_with_every_planted_level():
+def test_agreement_with_every_ground_truth_level():
     settings = ("method=oracle", "clusters=4", "data.rotations=1", "partition=multilevel")
     (report,) = run(session_of(*settings), 1)
     coarse, fine = report.metrics["ari_by_level"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import actors.fleet
+import actors.trained
 from actors.reports import RoundReport
 from actors.server import Server
 from actors.session import Checkpoint
@@ -86,7 +86,7 @@ def test_the_layout_does_not_matter(kind: str, layout: str) -> None:
 @pytest.mark.parametrize("pieces", [1, 3, 50])
 def test_sums_in_pieces_of_columns_do_not_matter(pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of(*KINDS["clusters"], *HARD, blocks=LAYOUTS["scattered"])
-    monkeypatch.setattr(actors.fleet, "SUMS", 8 * 2 * session.fleet.spec.size / pieces)
+    monkeypatch.setattr(actors.trained, "SUMS", 8 * 2 * session.fleet.spec.size / pieces)
     seen: list[int] = []
     reach = session.fleet._reach
 
@@ -194,7 +194,7 @@ def test_a_run_stopped_early_or_late(stop: int, tmp_path: Path, whole_run: Calla
 
 
 def test_clients_with_one_class_each_are_survived(method: str) -> None:
-    # Two planted groups of five clients, for the oracle.
+    # Two ground-truth groups of five clients, for the oracle.
     session = session_of(
         method, "partition=cluster_n_class", "partition.groups=2", "partition.classes=5", "partition.classes_within=1",
         "data.rotations=1", "clients=10",

@@ -79,11 +79,11 @@ def test_what_is_shared_has_the_bits_of_what_is_built(data: dict[str, Any]) -> N
 def test_what_there_is_no_room_for_is_the_longest_unused() -> None:
     one = data_settings(), data_settings(test_fraction=0.5)
     size = sum(array.nbytes for array in NodeFederations(ROOM).get(*asked(0))[1:])
-    node = NodeFederations(int(1.5 * size))  # room for one data set, and for one that is shifted
+    node = NodeFederations(int(1.5 * size))  # enough for one data set, and for one that is shifted
     node.get(*asked(0))
     node.get(one[1], *asked(0)[1:])
     node.get(*asked(0))
-    assert len(node.loaded) == 3  # each made room for the other
+    assert len(node.loaded) == 3  # each displaced the other
     node.get(*asked(0, rotations=4)), node.get(*asked(1, rotations=4)), node.get(*asked(1, rotations=4))
     assert len(node.loaded) == 3 and len(node.built) == 5
     node.get(*asked(0, rotations=4))
@@ -119,7 +119,7 @@ def test_a_node_keeps_pixels_as_bytes_in_the_object_store(ray_cluster: Path) -> 
     assert not x.flags.writeable and not x.flags.owndata  # read where it is, not copied
 
 
-def test_a_wrong_partition_is_told_before_anything_is_loaded() -> None:
+def test_a_wrong_partition_is_reported_before_anything_is_loaded() -> None:
     node = NodeFederations(ROOM)
     with pytest.raises(UserError, match="nonsense"):
         node.get(*asked(0, "nonsense"))

@@ -15,7 +15,7 @@ def test_the_federated_objective_is_the_mean_local_objective_by_size() -> None:
     """One step on a whole client: what it minimised is its mean squared error at the initial model."""
     settings = (
         "method=fedavg", "data=synthetic", "data.rotations=1", "data.samples=200", "partition=quantity", "clients=5",
-        "model=linear_regression", "model.hidden=[]", "local.steps=1", "local.batch=1000",
+        "model=linear_regression", "local.steps=1", "local.batch=1000",
     )  # fmt: skip
     session = session_of(*settings)
     start, plan = session.server.method.base.model.copy(), plan_of(*settings)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.placement import actor_count, capacity, client_costs, fits, layout
+from actors.placement import actor_count, capacity, fits, layout
 from archipelago.core.errors import UserError
-from archipelago.core.settings import FleetSettings, LocalSettings
+from archipelago.core.settings import FleetSettings
+from tests.support.errors import refused
 
 LAPTOP = {"CPU": 8.0}
 GPU_NODE = {"CPU": 16.0, "GPU": 2.0}
@@ -45,7 +46,7 @@ def test_how_many_fit_on_a_node(node: dict[str, float], cpus: float, gpus: float
 
 
 def test_a_cluster_holds_what_its_nodes_hold() -> None:
-    # 3 CPUs each: neither node has room for the two that 6 CPUs together would promise.
+    # 3 CPUs each: neither node holds the two that 6 CPUs together would promise.
     nodes = [{"CPU": 3.0}, {"CPU": 3.0}]
     assert capacity(nodes, FleetSettings(cpus=2.0, gpus=0.0)) == 2
     assert capacity([*nodes, GPU_NODE], FleetSettings(cpus=2.0, gpus=0.0)) == 10
@@ -73,48 +74,20 @@ def test_after_a_loss_what_is_left_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fleet", "nodes", "sentence"),
+    ("fleet", "nodes", "wanted", "capacity", "remedy"),
     [
-        (
-            FleetSettings(actors=9, gpus=0.0),
-            [LAPTOP],
-            "Expected room for 9 client actors of 1 CPU each, but the cluster has 8 CPUs and 0 GPUs on 1 node, "
-            "which holds 8: set fleet.actors=8 (or fewer), or ask for less per actor (fleet.cpus, fleet.gpus).",
-        ),
-        (
-            FleetSettings(actors=1, gpus=0.5),
-            [LAPTOP],
-            "Expected room for 1 client actor of 1 CPU and 0.5 GPU each, but the cluster has 8 CPUs and 0 GPUs "
-            "on 1 node, which holds 0: set fleet.gpus=0, or join a cluster with GPUs (fleet.address or "
-            "RAY_ADDRESS).",
-        ),
-        (
-            FleetSettings(actors=6, gpus=0.4),
-            [GPU_NODE, {"CPU": 1.0}],
-            "Expected room for 6 client actors of 1 CPU and 0.4 GPU each, but the cluster has 17 CPUs and 2 "
-            "GPUs on 2 nodes, which holds 4: set fleet.actors=4 (or fewer), or ask for less per actor "
-            "(fleet.cpus, fleet.gpus).",
-        ),
-        (
-            FleetSettings(cpus=32.0, gpus=0.0),
-            [GPU_NODE],
-            "Expected room for 1 client actor of 32 CPU each, but the cluster has 16 CPUs and 2 GPUs on 1 node, "
-            "which holds 0: ask for less per actor (fleet.cpus, fleet.gpus).",
-        ),
+        (FleetSettings(actors=9, gpus=0.0), [LAPTOP], 9, 8, "fleet.actors=8"),
+        (FleetSettings(actors=1, gpus=0.5), [LAPTOP], 1, 0, "fleet.gpus=0"),
+        (FleetSettings(actors=6, gpus=0.4), [GPU_NODE, {"CPU": 1.0}], 6, 4, "fleet.actors=4"),
+        (FleetSettings(cpus=32.0, gpus=0.0), [GPU_NODE], 1, 0, "fleet.cpus"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(
-    fleet: FleetSettings, nodes: list[dict[str, float]], sentence: str
+def test_actor_count_refuses_what_does_not_fit_and_names_the_remedy(
+    fleet: FleetSettings, nodes: list[dict[str, float]], wanted: int, capacity: int, remedy: str
 ) -> None:
-    with pytest.raises(UserError) as caught:
+    with refused("capacity", wanted=wanted, capacity=capacity) as caught:
         actor_count(fleet, 20, nodes)
-    assert str(caught.value) == sentence
-
-
-def test_what_a_client_costs() -> None:
-    sizes = np.array([10, 32, 100])
-    assert client_costs(LocalSettings(steps=5, batch=32), sizes).tolist() == [50.0, 160.0, 160.0]
-    assert client_costs(LocalSettings(epochs=2, batch=32), sizes).tolist() == [20.0, 64.0, 200.0]
+    assert remedy in str(caught.value)
 
 
 def test_blocks_of_a_fixed_number_are_in_order() -> None:

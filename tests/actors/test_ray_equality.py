@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import ray
 
-import actors.fleet
 import actors.placement
 import actors.session
+import actors.trained
 from actors.ray_actors import RayFleet
 from actors.session import Plan, RaySession
 from archipelago.core.errors import ClientFailure, UserError
@@ -158,7 +158,7 @@ def test_actors_add_each_others_sums(
     alone = session_of("method=fedavg").fleet
     fleet = RayFleet(five_actors.clients[: len(LAYOUTS[layout])], LAYOUTS[layout], plan.server.sizes)
     start = alone.initial(1)[0]
-    monkeypatch.setattr(actors.fleet, "SUMS", 8 * 3 * -(-fleet.spec.size // 3))
+    monkeypatch.setattr(actors.trained, "SUMS", 8 * 3 * -(-fleet.spec.size // 3))
     received: list[Any] = []
     wait_for = RayFleet._wait_for
 
@@ -185,7 +185,7 @@ def test_every_centre_on_every_distribution(five_actors: RaySession) -> None:
     assert outcome(session, reports) == in_process(*settings)
 
 
-def test_what_goes_wrong_in_a_client_is_told_as_it_happened(five_actors: RaySession) -> None:
+def test_what_goes_wrong_in_a_client_is_reported_as_it_happened(five_actors: RaySession) -> None:
     plan = plan_of("method=fedavg", *killers.MODULE, "local.steps=3")
     session = Borrowed(plan, five_actors, LAYOUTS["one actor"])
     session.run_round(1)

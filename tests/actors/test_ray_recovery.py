@@ -1,4 +1,4 @@
-"""Whatever is killed, a run goes on by itself, or is resumed, and leaves the files of an undisturbed run."""
+"""Whatever is killed, a run continues by itself, or is resumed, and leaves the files of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 import actors.ray_actors
+import actors.rebalancing
 import actors.reservation
 import archipelago.experiments.runner
 from actors.ray_actors import RayFleet
@@ -99,7 +100,7 @@ def squeeze_after_the_first_loss(monkeypatch: pytest.MonkeyPatch) -> list[list[l
     return layouts
 
 
-def test_everybody_is_killed_once_in_one_run_and_fewer_actors_go_on(
+def test_everybody_is_killed_once_in_one_run_and_fewer_actors_continue(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clusters, private models and momentum through four losses; each of them alone is in the full matrix."""
@@ -159,6 +160,37 @@ def test_a_client_actor_killed_while_sums_are_added_is_a_loss(ray_cluster: Path)
             trained.combine(np.ones((1, 8)))
     finally:
         session.close()
+
+
+def test_clients_move_once_with_their_states_and_a_loss_afterwards_is_survived(
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the first rounds took, they move to another layout; momentum and private models move along."""
+    forced = [[7, 0, 3], [5, 1], [2, 6, 4]]
+    monkeypatch.setattr(actors.rebalancing, "balanced", lambda costs, actors: forced)
+    monkeypatch.setattr(actors.rebalancing, "GAIN", np.inf)
+    layouts: list[list[list[int]]] = []
+    run_round = RaySession.run_round
+
+    def watching(self: RaySession, round: int) -> RoundReport:
+        report = run_round(self, round)
+        layouts.append(self.layout)
+        return report
+
+    monkeypatch.setattr(RaySession, "run_round", watching)
+    settings = (*killers.MODULE, "method=ditto", "rounds=6", "checkpoint.every=4", "local.momentum=0.9")
+    armed: list[Path] = []
+    moved = run_experiment(
+        config_of(*settings, "fleet.backend=ray", "fleet.actors=3", "fleet.cpus=0.5"),
+        tmp_path / "moved",
+        callbacks=[once_after(5, lambda: armed.append(killers.arm("training", 2)))],
+        quiet=True,
+    )
+    assert armed and not armed[0].exists(), "nobody was killed"
+    assert layouts[0] == layouts[1] != forced and layouts[2:5] == [forced] * 3
+    assert sum("clients to other actors" in event for event in events(moved)) == 1
+    assert len(lost(moved)) == 1 and "from round 4" in lost(moved)[0]
+    assert_equal_runs(moved, undisturbed(tmp_path, *settings))
 
 
 @pytest.mark.full
@@ -261,7 +293,7 @@ def test_a_driver_killed_with_its_cluster_at_a_random_round_is_resumed(
 
 
 @pytest.mark.full
-def test_a_node_is_killed_and_the_run_goes_on_with_what_is_left(tmp_path: Path) -> None:
+def test_a_node_is_killed_and_the_run_continues_with_what_is_left(tmp_path: Path) -> None:
     settings = ("method=ifca", "rounds=60", "checkpoint.every=5")
     run, log = tmp_path / "killed", tmp_path / "log"
     with head_node(cpus=1) as head, another_node(head, cpus=2) as node:

@@ -17,6 +17,7 @@ from lightning_modules.engines.stacked import samples as device_samples
 from lightning_modules.engines.stacked.training import StackedTraining
 from tests.support.experiments import checkpoint_of, digest, outcome, plan_of, run, session_of
 from tests.support.methods import compositions
+from tests.support.shadow_session import shadow_session
 
 # Short batches in the middle of a training, clients with fewer steps, clients that are absent.
 RAGGED = ("partition=dirichlet", "partition.alpha=0.3", "local.batch=48", "local.steps=5",
@@ -113,6 +114,15 @@ def test_stacked_convolutions_grouped_and_unfolded_agree(network: str) -> None:
     settings = ("method=fedavg", f"model={network}", *RAGGED)
     assert_alike(*both(*settings, rounds=2, stacked=("local.convolution=unfold",)))
     assert_alike(*both(*settings, rounds=2, stacked=("local.convolution=grouped",)))
+
+
+def test_stacked_bf16_changes_the_numbers_and_not_the_story() -> None:
+    settings = ("method=ifca", "local.engine=stacked", "model=cnn_digits", *RAGGED)
+    single, half = session_of(*settings), session_of(*settings, "precision=bf16")
+    a, b = run(single, 3)[-1].metrics, run(half, 3)[-1].metrics
+    models, others = (session.models()["models"]["clusters"] for session in (single, half))
+    assert not close(models, others, 1e-6) and close(models, others, 0.1)
+    assert a["micro_accuracy"] == pytest.approx(b["micro_accuracy"], abs=0.05)
 
 
 def test_stacked_takes_epochs_of_very_different_lengths() -> None:
@@ -220,6 +230,22 @@ def test_stacked_samples_that_do_not_fit_the_device_stay_on_the_host(monkeypatch
     outside = session_of(*settings)
     assert not outside.fleet.blocks[0].parts.model.samples.on_device
     assert outcome(outside, run(outside, 2)) == expected
+
+
+@pytest.mark.parametrize("method", ["ditto", "ifca+cam", "fedem", "cfl"])
+def test_stacked_samples_on_the_host_are_copied_without_waiting(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_samples, "SHARE", 0.0)
+    plan = plan_of(f"method={method}", "local.engine=stacked", "determinism=seeded", *RAGGED, *PARTIAL)
+    with shadow_session(plan) as shadow:
+        shadow.run_round(1)
+        counts = shadow.run_round(2)
+        assert not shadow.session.fleet.blocks[0].parts.model.samples.on_device
+    assert not shadow.device.mixed
+    trainings = 2 if method in ("ditto", "ifca+cam") else plan.server.clusters if method == "fedem" else 1
+    assert counts["train"].synchronisations <= trainings
+    assert any(copy.pinned for copy in shadow.device.copies)
 
 
 def test_stacked_states_of_absent_clients_survive_and_slabs_do_not_grow() -> None:

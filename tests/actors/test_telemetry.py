@@ -31,6 +31,6 @@ def test_every_panel_asks_for_a_metric_that_exists_by_tags_that_it_has() -> None
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-def test_nothing_is_told_where_there_is_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_reported_where_there_is_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     telemetry.Telemetry("run", "ifca", "digits", 0).update(RoundReport(1), lambda: 1 / 0)

@@ -14,6 +14,7 @@ import pytest
 from archipelago.core.errors import UserError
 from lightning_modules.engines import ENGINES
 from lightning_modules.networks import NETWORKS
+from tests.support.errors import refused
 from tests.support.experiments import config_of, outcome, run, session_of
 
 ROOT = Path(__file__).parents[2]
@@ -113,7 +114,7 @@ def test_engine_by_import_path_trains_and_has_options_of_its_own(mine: str) -> N
 def test_engine_that_is_none_is_refused_with_a_sentence(mine: str) -> None:
     with pytest.raises(UserError, match=rf"Expected engine '{mine}\.NoEngine' to be a subclass of Engine"):
         config_of(f"local.engine={mine}.NoEngine")
-    with pytest.raises(UserError, match=r"Unknown engine 'lop'. Did you mean 'loop'\?"):
+    with refused("unknown-name", kind="engine", name="lop", nearest="loop"):
         config_of("local.engine=lop")
 
 

@@ -150,7 +150,7 @@ def parts(arguments):
 
 
 @pytest.mark.parametrize("line", list(cases()))
-def test_commands_of_the_door(line, tmp_path, capsys):
+def test_commands_of_the_command_line(line, tmp_path, capsys):
     arguments = shlex.split(line)[3:]
     if arguments[:2] == [
         "data",

@@ -168,3 +168,10 @@ def test_choose_clusters_tries_and_chooses(command: Any, monkeypatch: pytest.Mon
     assert lines[3].endswith(f"clusters={best}") and "method=fesem" in lines[3]
     code, _, error = command("choose-clusters", "method=fedavg")
     assert code == 2 and "clustered method" in error
+
+
+def test_idle_run_ends_with_exit_code_1_and_one_sentence(command: Any, tmp_path: Path) -> None:
+    code, _, error = command("fleet.backend=in_process", "clients=4", "local.lr=1e38", "rounds=9", "name=bad")
+    last = error.splitlines()[-1]
+    assert code == 1 and "Traceback" not in error
+    assert last.startswith("Failed: Nobody trained in rounds 1 to 3") and last.endswith("is in runs/bad.")

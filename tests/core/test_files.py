@@ -1,4 +1,4 @@
-"""A file is there whole or not at all."""
+"""Atomic writes: a file is there complete or not at all."""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
 """Draws depend on what they are for, and leave torch's global generator as it was."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 
-from archipelago.core.randomness import generator, seeded_torch, torch_seed
+from archipelago.core.randomness import generator, seeded_globals, seeded_torch, torch_seed
 
 
 def test_seeded_torch_draws_what_manual_seed_draws_and_puts_the_generator_back():
@@ -24,6 +27,20 @@ def test_seeded_torch_puts_the_generator_back_after_an_error():
         torch.rand(1)
         raise ZeroDivisionError
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_seeded_globals_draws_the_same_and_puts_all_generators_back():
+    def draws():
+        return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002  (what users do)
+
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+    found = []
+    for seed in (2**62 + 1, 2**62 + 1, 7):
+        with seeded_globals(seed):
+            found.append(draws())
+    assert found[0] == found[1] and all(a != b for a, b in zip(found[0], found[2], strict=True))
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+    assert before == after
 
 
 @pytest.mark.parametrize("changed", [{"slot": "shared"}, {"round": 2}, {"client": 4}])

@@ -11,6 +11,7 @@ import pytest
 from archipelago.core.errors import UserError
 from archipelago.data import DATASETS, Dataset, load_dataset, normalised
 from archipelago.data.embedded import ground_truth_weights
+from tests.support.errors import refused
 from tests.support.settings import data_settings
 
 
@@ -244,7 +245,7 @@ class TestNpz:
 
 class TestRegistry:
     def test_unknown_name_points_at_the_nearest(self) -> None:
-        with pytest.raises(UserError, match=r"Unknown data set 'digit'\. Did you mean 'digits'"):
+        with refused("unknown-name", kind="data set", name="digit", nearest="digits"):
             load_dataset(data_settings(name="digit"), seed=0)
 
     def test_every_entry_says_what_it_is_and_where(self) -> None:

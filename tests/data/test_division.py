@@ -105,7 +105,7 @@ class TestHoldOut:
             assert set(taken) <= set(made.holdout[made.groups[client]])
             assert set(made.y[before.test]) == set(made.y[after.test])  # label supports stay
 
-    def test_mixtures_hold_out_half_unless_told(self) -> None:
+    def test_mixtures_hold_out_half_by_default(self) -> None:
         data = {"name": "synthetic", "sources": 2}
         sizes = [
             sum(len(each) for each in build(data=data, name="mixture", **more).holdout)
@@ -165,7 +165,15 @@ class TestContentAddress:
             kept.write_bytes(damaged)
             assert build(cache=str(tmp_path), name="dirichlet").fingerprint == first.fingerprint
             assert len(kept.read_bytes()) == len(whole)
-            assert partition_cache._read(kept) is not None
+            assert partition_cache._read(kept, len(first.clients)) is not None
+
+    def test_a_file_under_the_name_of_another_division_is_not_believed(self, tmp_path: Path) -> None:
+        first = build(cache=str(tmp_path / "one"), name="dirichlet")
+        build(cache=str(tmp_path / "other"), name="dirichlet", seed=1)
+        (kept,), (foreign,) = ((tmp_path / name).iterdir() for name in ("one", "other"))
+        kept.write_bytes(foreign.read_bytes())
+        assert build(cache=str(tmp_path / "one"), name="dirichlet").fingerprint == first.fingerprint
+        assert kept.read_bytes() != foreign.read_bytes()
 
     def test_a_folder_that_cannot_be_written_is_done_without(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("in the way")

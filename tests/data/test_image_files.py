@@ -123,6 +123,24 @@ class TestImageFolder:
         assert data.y_train.tolist() == [0] * 5 + [1] * 5 and data.y_test.tolist() == [0, 0, 1, 1]
         assert (data.x_train[7].transpose(1, 2, 0) == data_files.smooth(12, seed=12)).all()  # PNG is lossless
 
+    @pytest.mark.parametrize("target", ["..", "../..", "../b", "."])
+    def test_links_that_show_images_twice_are_refused(self, target: str, tmp_path: Path) -> None:
+        self.make(tmp_path / "pets" / "train")
+        self.make(tmp_path / "pets" / "test", count=2)
+        classes = sorted(path.name for path in (tmp_path / "pets" / "train").iterdir())
+        link = tmp_path / "pets" / "train" / classes[0] / "loop"
+        link.symlink_to(target.replace("../b", f"../{classes[1]}"))
+        # "../b": another class inside a class, whose images would have two labels.
+        with pytest.raises(UserError, match="every folder of images once"):
+            load("image_folder", tmp_path / "pets")
+
+    def test_a_class_may_be_a_link_to_images_elsewhere(self, tmp_path: Path) -> None:
+        self.make(tmp_path / "pets")
+        first = sorted((tmp_path / "pets").iterdir())[0]
+        first.rename(tmp_path / "elsewhere")
+        first.symlink_to(tmp_path / "elsewhere")
+        assert load("image_folder", tmp_path / "pets").classes == 2
+
     def test_one_folder_is_split_and_may_be_grey_and_resized(self, tmp_path: Path) -> None:
         self.make(tmp_path / "pets")
         data = load("image_folder", tmp_path / "pets", test_fraction=0.2, grey=True, image_size=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def make(root: Path, made: list[int] | None = None, x: np.ndarray = X, **setting
     return stored(DataSettings(root=str(root), **settings), "mine", [root / "input"], ["option"], counted)
 
 
-def test_made_once_and_split_as_told(tmp_path: Path) -> None:
+def test_made_once_and_split_as_asked(tmp_path: Path) -> None:
     made: list[int] = []
     for _ in range(2):
         parts = make(tmp_path, made, mapped="yes").parts()
@@ -70,7 +71,7 @@ def test_changed_input_is_another_copy_and_equal_content_the_same_one(tmp_path: 
     assert len(folders) == 2
 
 
-def test_small_copies_are_read_into_memory_unless_told_otherwise(
+def test_small_copies_are_read_into_memory_unless_asked_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not isinstance(make(tmp_path).x, MappedArray)
@@ -128,6 +129,30 @@ def test_a_damaged_copy_is_made_again(file: str, how: str, tmp_path: Path) -> No
     assert len([path for path in (tmp_path / "mapped").iterdir() if path.is_dir()]) == 1
 
 
+@pytest.mark.parametrize("file", ["x.npy", "y.npy", "owners.npy"])
+def test_a_copy_with_other_content_under_its_name_is_made_again(file: str, tmp_path: Path) -> None:
+    made: list[int] = []
+    place = Path(make(tmp_path, made, mapped="yes").x.address).parent / file
+    other = np.load(place)
+    np.save(place, np.roll(other, 1, axis=0))  # of the same shape and type
+    for _ in range(2):
+        again = make(tmp_path, made, mapped="yes")
+        assert (again.x == X).all() and again.y.tolist() == Y.tolist()
+    assert made == [1, 1]
+
+
+def test_a_copy_that_was_copied_is_read_once_and_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    folder = Path(make(tmp_path, made, mapped="yes").x.address).parent
+    for path in folder.glob("*.npy"):
+        os.utime(path, ns=(5, 5))
+    assert (make(tmp_path, made, mapped="yes").x == X).all() and made == [1]
+    monkeypatch.setattr("archipelago.data.mapped._digest", None)  # not asked again
+    assert (make(tmp_path, made, mapped="yes").x == X).all() and made == [1]
+
+
 def test_a_killed_maker_leaves_nothing_that_is_taken_for_a_copy(tmp_path: Path) -> None:
     code = f"""
 import numpy as np, os, signal
@@ -144,7 +169,7 @@ stored(DataSettings(root={str(tmp_path)!r}), "mine", [], ["option"],
     assert [*(tmp_path / "mapped").glob(".making-*")]
     fine = stored(DataSettings(root=str(tmp_path)), "mine", [], ["option"], recipe)
     assert (fine.x == X).all()
-    assert not [*(tmp_path / "mapped").glob(".making-*")]  # nor anything that takes room for ever
+    assert not [*(tmp_path / "mapped").glob(".making-*")]  # nor anything that stays for ever
 
 
 def test_where_the_root_has_no_room_the_default_root_has(

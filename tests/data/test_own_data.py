@@ -61,6 +61,25 @@ class TestArrays:
         data = load_dataset(data_settings(name="mine", test_fraction=0.2), seed=0)
         assert data.classes is None and np.bincount(data.owners_test).tolist() == [2, 2]
 
+    def test_class_labels_saved_as_floats_must_be_called_classes_or_numbers(self) -> None:
+        use_arrays("mine", (X, Y.astype(np.float64)))
+        with pytest.raises(
+            UserError, match=r"float64 labels .* data\.targets=classes, or data\.targets=numbers"
+        ):
+            load_dataset(data_settings(name="mine"), seed=0)
+        classes = load_dataset(data_settings(name="mine", targets="classes"), seed=0)
+        assert classes.classes == Y.max() + 1 and classes.y_train.dtype == np.int64
+        whole = load_dataset(data_settings(name="mine", targets="numbers"), seed=0)
+        assert whole.classes is None and whole.y_train.dtype == np.float32
+        use_arrays("mine", (X, Y))
+        assert load_dataset(data_settings(name="mine", targets="numbers"), seed=0).classes is None
+
+    def test_numbers_that_happen_to_be_whole_in_one_part_are_numbers(self) -> None:
+        use_arrays("mine", (X, Y + 0.5), (X[:4], Y[:4].astype(np.float64)))
+        assert load_dataset(data_settings(name="mine"), seed=0).classes is None
+        with pytest.raises(UserError, match=r"whole numbers as class labels .* got 0\.5"):
+            load_dataset(data_settings(name="mine", targets="classes"), seed=0)
+
     @pytest.mark.parametrize(
         ("name", "arguments", "owners", "sentence"),
         [

@@ -12,6 +12,7 @@ from archipelago.core.randomness import generator
 from archipelago.core.settings import PartitionSettings
 from archipelago.data import PARTITIONS, Labels, Partition, Partitioner, partitions_labels
 from archipelago.data.partitions_dealing import matching_test_counts
+from tests.support.errors import refused
 from tests.support.partitions import checked, divergence, divide, labels_of, table
 
 BY_CLASS = (
@@ -23,7 +24,7 @@ seeds = st.integers(0, 2**31)
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[str, Labels, int, dict[str, Any]]:
-    """Any partition of any small labelled data set that has room enough for its clients."""
+    """Any partition of any small labelled data set that is large enough for its clients."""
     name = draw(st.sampled_from(BY_CLASS))
     classes = draw(st.integers(3, 8))
     clients = draw(st.integers(1, 10))
@@ -300,7 +301,7 @@ def test_a_class_that_is_only_tested_is_left_out() -> None:
 
 def test_ground_truth_sources_go_to_clients_of_one_source_each() -> None:
     sources = np.arange(120) % 3
-    labels = Labels("planted", np.zeros(120), np.zeros(30), None, sources, sources[:30])
+    labels = Labels("made", np.zeros(120), np.zeros(30), None, sources, sources[:30])
     made = divide("iid", labels, 6)
     assert made.groups is not None
     assert made.groups.tolist() == [0, 0, 1, 1, 2, 2]
@@ -360,17 +361,17 @@ def test_more_owners_than_samples_of_a_class_is_refused() -> None:
 def test_ground_truth_sources_need_as_many_clients() -> None:
     sources = np.arange(40) % 4
     with pytest.raises(UserError, match="at least 4 clients, not 3"):
-        divide("iid", Labels("planted", np.zeros(40), np.zeros(40), None, sources, sources), 3)
+        divide("iid", Labels("made", np.zeros(40), np.zeros(40), None, sources, sources), 3)
 
 
 @pytest.mark.parametrize("name", [name for name in BY_CLASS if name not in ("iid", "quantity")])
 def test_class_partitions_of_regression_data_name_what_works(name: str) -> None:
     with pytest.raises(UserError, match=f"partition={name} divides samples by class.*use partition=iid"):
-        divide(name, Labels("planted", np.zeros(100), np.zeros(100), None), 4)
+        divide(name, Labels("made", np.zeros(100), np.zeros(100), None), 4)
 
 
 def test_unknown_partition_points_at_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"Unknown partition 'dirichlett'\. Did you mean 'dirichlet'"):
+    with refused("unknown-name", kind="partition", name="dirichlett", nearest="dirichlet"):
         PARTITIONS.find("dirichlett")
 
 

@@ -116,4 +116,4 @@ def test_what_the_protocol_cannot_do_is_a_sentence() -> None:
     ):
         divide("iid", small, 3, compat="fedbase")
     with pytest.raises(UserError, match="divides samples by class"):
-        divide("dirichlet", Labels("planted", np.zeros(100), np.zeros(100), None), 4, compat="fedbase")
+        divide("dirichlet", Labels("made", np.zeros(100), np.zeros(100), None), 4, compat="fedbase")

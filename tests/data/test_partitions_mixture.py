@@ -22,7 +22,7 @@ def of_sources(train: int, test: int, sources: int, classes: int | None = 4) -> 
     ys = [np.arange(len(part)) % (classes or 1) for part in parts]
     if classes is None:
         ys = [y.astype(np.float32) for y in ys]
-    return Labels("planted", *ys, classes, *parts)
+    return Labels("made", *ys, classes, *parts)
 
 
 def by_source(sources: Any, parts: tuple[Any, ...], count: int) -> Any:

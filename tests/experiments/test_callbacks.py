@@ -22,6 +22,7 @@ from archipelago.experiments.config import load_config
 from archipelago.experiments.runner import resume, run_experiment
 from archipelago.sweeps.runner import run_sweep
 from tests.support.callbacks import StopAfter
+from tests.support.errors import refused
 from tests.support.experiments import TINY, config_of
 from tests.support.runs import assert_equal_runs, events
 from tests.support.sweeps import sweep_of
@@ -157,7 +158,7 @@ def test_callback_hears_of_lost_actors_and_of_rounds_that_are_run_again(
 
 
 def test_callback_of_no_such_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"Unknown callback 'early_stoping'\. Did you mean 'early_stopping'"):
+    with refused("unknown-name", kind="callback", name="early_stoping", nearest="early_stopping"):
         load_config(overrides=["callbacks=[early_stoping]"], env={})
 
 

@@ -1,4 +1,4 @@
-"""Choosing K: FeSEM's recipe on planted groups, as a function and as `clusters=auto`."""
+"""Choosing K: FeSEM's recipe on ground-truth groups, as a function and as `clusters=auto`."""
 
 import pytest
 

@@ -22,6 +22,7 @@ from archipelago.experiments.loggers import LOGGERS
 from archipelago.experiments.runner import resume, run_experiment
 from archipelago.sweeps.runner import run_sweep
 from tests.support.callbacks import StopAfter
+from tests.support.errors import refused
 from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs, events
 from tests.support.sweeps import rows_of, sweep_of
@@ -313,5 +314,5 @@ def test_logger_without_its_package_is_refused_before_anything_starts(
 
 
 def test_logger_of_no_such_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"Unknown logger 'tensorbord'\. Did you mean 'tensorboard'"):
+    with refused("unknown-name", kind="logger", name="tensorbord", nearest="tensorboard"):
         config_of("loggers=[tensorbord]")

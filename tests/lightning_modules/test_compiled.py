@@ -1,8 +1,8 @@
 """The compiled engine: float64's numbers to rounding, on every network of the papers and on shapes nobody chose.
 
-A step is compared with the same step of torch in double precision, from the same float32 start, so that rounding does not
-add up over steps. Where a max-pool or a ReLU is decided by less than float32 can tell, single contributions to a gradient
-go elsewhere: such steps are counted and have a wider tolerance.
+A step is compared with the same step of torch in double precision, from the same float32 start, so that rounding does
+not add up over steps. Where a max-pool or a ReLU is decided by less than float32 can tell, single contributions to a
+gradient go elsewhere: such steps are counted and have a wider tolerance.
 """
 
 import dataclasses
@@ -408,7 +408,8 @@ def test_plans_that_do_not_fit_are_refused_before_a_kernel_runs():
     size, model = plan.arena_size, plan.model_size
     wrong = [
         (plan, "groups", 5), (plan, "groups", 0), (plan, "arena_size", size // 2), (plan, "output", 99),
-        (plan, "workspace", size), (plan, "model_size", model - 1), (tensors[0], "channels", 2), (tensors[0], "value", size),
+        (plan, "workspace", size), (plan, "model_size", model - 1), (tensors[0], "channels", 2),
+        (tensors[0], "value", size),
         (tensors[0], "value", -1), (tensors[1], "height", 1 << 20), (tensors[1], "width", 0), (tensors[0], "halo_x", 0),
         (tensors[1], "gradient", size - 8), (operations[0], "kind", 77), (operations[0], "in_", -3),
         (operations[0], "out", 50), (operations[0], "kernel_y", 9), (operations[0], "stride_x", 0),

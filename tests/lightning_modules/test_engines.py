@@ -171,7 +171,7 @@ def test_training_on_top_of_a_model_is_training_the_sum():
     assert one.objective == pytest.approx(float(together), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["loop", "trainer", "stacked"])
+@pytest.mark.parametrize("name", ["loop", "trainer", "stacked", "compiled"])
 def test_a_module_with_only_a_training_step_runs_and_is_refused_where_it_cannot(name):
     model, samples = setup(target="tests.support.modules.ForeignModule")
     jobs = jobs_for(model, count=2)

@@ -72,7 +72,7 @@ def test_derived_from_the_layers(layers, head):
         ),
     ],
 )
-def test_a_wrong_head_is_told_before_anything_starts(settings, sentence):
+def test_a_wrong_head_is_reported_before_anything_starts(settings, sentence):
     config = load_config(
         None, ["model=cnn_cifar", *settings] if settings[0] == "model.head=[fc9]" else settings
     )
@@ -90,7 +90,7 @@ def test_a_wrong_head_is_told_before_anything_starts(settings, sentence):
         ("Faulty", r"Faulty cannot be made: ValueError: not today \(modules\.py, line \d+\)"),
     ],
 )
-def test_a_module_that_cannot_be_made_is_told_before_anything_starts(name, sentence, tmp_path):
+def test_a_module_that_cannot_be_made_is_reported_before_anything_starts(name, sentence, tmp_path):
     settings = [
         f"model.target=tests.support.modules.{name}",
         "fleet.backend=in_process",

@@ -92,7 +92,7 @@ def test_job_by_the_installed_command_needs_no_checkout(head: Head, tmp_path: Pa
 
 
 @pytest.mark.full
-def test_a_run_ended_from_outside_says_how_to_go_on(head: Head, tmp_path: Path) -> None:
+def test_a_run_ended_from_outside_says_how_to_resume(head: Head, tmp_path: Path) -> None:
     long = [setting for setting in EXPERIMENT if not setting.startswith("rounds=")]
     driver = subprocess.Popen(
         [sys.executable, "-m", "platform.launch", *long, "rounds=100000", f"fleet.address={head.gcs}",

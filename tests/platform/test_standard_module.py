@@ -159,11 +159,11 @@ def test_python_m_platform_prints_what_the_standard_module_prints(
 @pytest.mark.parametrize(
     "command", [[str(Path(sys.executable).parent / "pytest")], [sys.executable, "-m", "pytest"]]
 )
-def test_both_ways_of_starting_pytest_can_import_the_door(command: list[str], tmp_path: Path) -> None:
-    test = tmp_path / "test_door.py"
+def test_both_ways_of_starting_pytest_can_import_the_entry_point(command: list[str], tmp_path: Path) -> None:
+    test = tmp_path / "test_entry_point.py"
     test.write_text(
         "import platform\nimport platform.launch\n\n\n"
-        "def test_door():\n    assert callable(platform.launch.command_line)\n    assert platform.system()\n"
+        "def test_entry_point():\n    assert callable(platform.launch.command_line)\n    assert platform.system()\n"
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(

@@ -90,7 +90,7 @@ def test_a_trial_that_left_nothing_is_noted_on_the_row_of_its_own_sweep(tmp_path
     }
 
 
-def test_groups_without_a_run_of_two_sweeps_are_told_apart(tmp_path: Path) -> None:
+def test_groups_without_a_run_of_two_sweeps_are_distinguished(tmp_path: Path) -> None:
     one = sweep_of(tmp_path / "one", "cfl", (), status="failed", reason="it broke")
     other = sweep_of(tmp_path / "other", "cfl", (), status="waiting")
     assert {group.label: group.note for group in groups_of(one, other)} == {
@@ -117,7 +117,7 @@ def test_a_run_whose_process_is_gone_was_interrupted(tmp_path: Path) -> None:
         return group.note
 
     run = write_run(tmp_path / "run", state="running")
-    assert note() == "seed 0: running after 4 rounds"  # a copy without its lock: nothing can be told
+    assert note() == "seed 0: running after 4 rounds"  # a copy without its lock: nothing is known
     lock = FolderLock(run, run)
     named = (run / ".lock").read_text()
     assert note() == "seed 0: running after 4 rounds"

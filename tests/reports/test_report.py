@@ -457,7 +457,7 @@ def inside(run: Path, family: str) -> Figure:
     return found
 
 
-def test_models_of_a_level_are_told_apart_by_lines_where_colours_repeat(tmp_path: Path) -> None:
+def test_models_of_a_level_are_distinguished_by_lines_where_colours_repeat(tmp_path: Path) -> None:
     personal = list(range(50))
     run = write_levels(
         write_run(tmp_path / "many", method="femam"), [[0] * 50, [c // 25 for c in personal], personal]
@@ -645,7 +645,7 @@ def test_many_groups_show_some_from_the_inside_and_say_so(tmp_path: Path) -> Non
 
 # A browser --------------------------------------------------------------------------------------------------
 
-# A newcomer's machine may have none; CI must have one (.ci/run installs it), so that nothing is skipped in silence.
+# A new user's machine may have none; CI must have one (.ci/run installs it), so that nothing is skipped in silence.
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None and not os.environ.get("CI"), reason="no chromium here: apt install chromium"
 )
@@ -759,8 +759,8 @@ def test_a_figure_that_cannot_be_drawn_says_so_and_stops_no_other(
     text = (report.folder / "report.html").read_text()
     broken = [{**each, "data": {}} if each["family"] == "bars" else each for each in figures]
     packed = text[text.index('id="figures">') + 13 : text.index("</script>", text.index('id="figures">'))]
-    told = base64.b64encode(gzip.compress(json.dumps(broken).encode())).decode()
-    (tmp_path / "report.html").write_text(text.replace(packed, told))
+    replaced = base64.b64encode(gzip.compress(json.dumps(broken).encode())).decode()
+    (tmp_path / "report.html").write_text(text.replace(packed, replaced))
     words = "document.querySelector('[data-family=bars] .plot').textContent"
     seen = look(
         tmp_path / "report.html",

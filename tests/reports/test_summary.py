@@ -130,7 +130,7 @@ def test_the_summary_says_what_ran_what_came_out_and_what_to_do(tmp_path: Path) 
     assert "| macro-F1 | 0.3000 | - | - | - |" in text
     assert "## Test data at round 2, which has the lowest validation loss" in text
     assert "weighted* by training samples" in text
-    assert "Clusters: 10, 10 clients; against the planted groups: ARI 0.6667" in text
+    assert "Clusters: 10, 10 clients; against the ground-truth groups: ARI 0.6667" in text
     assert "0.5 s per round" in text
     assert "(10 earlier events are in `events.jsonl`)" in text
     assert "- round 29: event 29 with a line break" in text
@@ -141,7 +141,7 @@ def test_the_summary_says_what_ran_what_came_out_and_what_to_do(tmp_path: Path) 
     assert [entry for entry in path.iterdir() if "tmp" in entry.name] == []
 
 
-def test_an_unfinished_run_is_told_how_to_go_on(tmp_path: Path) -> None:
+def test_an_unfinished_run_says_how_to_resume(tmp_path: Path) -> None:
     path = make(tmp_path / "run", state="failed")
     assert f"archipelago resume {path}" in write_summary(path).read_text()
 
@@ -195,14 +195,14 @@ def test_what_is_no_run_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "best"), [("accuracy", "0.9000"), ("mse", "0.2500")])
-def test_every_cluster_model_on_every_planted_distribution(tmp_path: Path, name: str, best: str) -> None:
+def test_every_cluster_model_on_every_ground_truth_distribution(tmp_path: Path, name: str, best: str) -> None:
     rows = ['1,0.5,"[[0.1, 0.2], [0.3, 0.4]]"', '2,0.5,"[[0.25, 0.9], [0.5, 0.5]]"', "3,,", ""]
     metrics = "\n".join([f"round,micro_{name},centre_{name}", *rows])
     text = write_summary(make(tmp_path / "run", metrics)).read_text()
     row = {"0.9000": "| 0 | 0.2500 | **0.9000** |", "0.2500": "| 0 | **0.2500** | 0.9000 |"}[best]
     assert row in text and "| 1 | **0.5000** | **0.5000** |" in text
     assert "on held-out samples, round 2" in text and "| distribution | model 0 | model 1 |" in text
-    assert "planted distribution" not in write_summary(make(tmp_path / "other")).read_text()
+    assert "ground-truth distribution" not in write_summary(make(tmp_path / "other")).read_text()
 
 
 def test_summary_says_every_device_that_a_run_computed_on_once(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: written off the critical path, whole or not at all, and found again after any kill."""
+"""Checkpoints: written off the critical path, atomically, and found again after any kill."""
 
 from __future__ import annotations
 

@@ -27,14 +27,14 @@ def test_an_environment_does_not_differ_from_itself() -> None:
     assert environment_differences(before, after) == []
 
 
-def test_every_change_that_may_move_a_bit_is_told() -> None:
+def test_every_change_that_may_move_a_bit_is_reported() -> None:
     before = {"python": "3.10.1", "packages": {"torch": "2.6.0", "ray": "2.50.0"}}
     now = {"python": "3.11.7", "packages": {"torch": "2.7.0", "numpy": "2.1"}}
     before["cpu"], now["cpu"] = {"instructions": "AVX2"}, {"instructions": "AVX512"}
-    told = " ".join(environment_differences(before, now))
+    said = " ".join(environment_differences(before, now))
     for part in ("Python was 3.10.1", "torch was 2.6.0", "ray was 2.50.0 when the run began and is absent",
                  "numpy was absent", "instruction set was AVX2"):  # fmt: skip
-        assert part in told
+        assert part in said
 
 
 def _git(folder: Path, *arguments: str) -> None:

@@ -48,8 +48,8 @@ def test_format_newer_than_known_is_refused_with_a_sentence(tmp_path: Path) -> N
 def test_format_migrations_are_applied_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_format, "FORMAT", 3)
-    monkeypatch.setitem(run_format.MIGRATIONS, 2, lambda config: {**config, "seen": config["callbacks"]})
+    monkeypatch.setattr(run_format, "FORMAT", 4)
+    monkeypatch.setitem(run_format.MIGRATIONS, 3, lambda config: {**config, "seen": config["callbacks"]})
     assert RunFiles(write_run(tmp_path / "run")).setting("seen") == []
 
 
@@ -116,7 +116,7 @@ def test_status_of_open_run_and_of_reports_is_one(tmp_path: Path) -> None:
     def states() -> set[str]:
         return {open_run(path).status.state, RunFiles(path).status.state, find_trials([path])[0].status}
 
-    assert states() == {"running"}  # a copy without its lock: nothing can be told
+    assert states() == {"running"}  # a copy without its lock: nothing is known
     lock = FolderLock(path, path)
     named = (path / ".lock").read_text()
     assert states() == {"running"}

@@ -32,6 +32,7 @@ from archipelago.runs.storage import (
 from archipelago.sweeps.directory import SweepDirectory
 from archipelago.sweeps.runner import resume_sweep, run_sweep
 from archipelago.sweeps.trial import TrialRun, payload
+from tests.support.errors import refused
 from tests.support.leases import holder, put_lease
 from tests.support.sweeps import rows_of, sweep_of
 
@@ -127,7 +128,7 @@ def test_lease_of_another_machine_is_taken_when_it_has_expired(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_lease(address, seconds=30)
-    with pytest.raises(UserError, match="process 7 on other"):
+    with refused("busy", holder="process 7 on other"):
         Lease(address)
     assert holder(address) == "theirs"
     put_lease(address, seconds=-1)
@@ -255,7 +256,7 @@ def test_lease_in_a_store_out_of_reach_is_a_mistake_only_at_the_start(
         patch.setattr(lease, "read_text", out_of_reach)
         with pytest.raises(UserError, match="out of reach"):
             Lease(address)
-        with pytest.raises(OSError, match="out of reach"):  # exit code 1: resume goes on
+        with pytest.raises(OSError, match="out of reach"):  # exit code 1: resume continues
             held.renew()
     held.renew()
     held.release()
@@ -320,7 +321,7 @@ def test_sweep_in_an_object_store_is_run_by_one_driver(tmp_path: Path) -> None:
     )
     put_lease(address, seconds=60)
     before = files(tmp_path / "store")
-    with pytest.raises(UserError, match="process 7 on other"):
+    with refused("busy", holder="process 7 on other"):
         resume_sweep(address, quiet=True)
     assert files(tmp_path / "store") == before
     put_lease(address, seconds=-1)

@@ -1,4 +1,4 @@
-"""CAM, by hand for every schedule, by its identities, and on planted groups."""
+"""CAM, by hand for every schedule, by its identities, and on ground-truth groups."""
 
 import numpy as np
 import pytest
@@ -73,8 +73,10 @@ def test_a_cluster_that_cam_does_not_use_is_reported():
     far[1] *= 100.0  # a model that is sure of itself, and wrong
     strategy.base.clusters = Models(far)
     first, second = run(session, 2)
-    told = [[event for event in report.events if "Cluster 1 is empty" in event] for report in (first, second)]
-    assert told == [["Cluster 1 is empty: it keeps its model."], []]
+    reported = [
+        [event for event in report.events if "Cluster 1 is empty" in event] for report in (first, second)
+    ]
+    assert reported == [["Cluster 1 is empty: it keeps its model."], []]
     for report in (first, second):
         sizes = report.metrics["cluster_sizes"]
         assert report.metrics["empty_clusters"] == sizes.count(0) >= 1 and sizes[1] == 0 and sum(sizes) == 8
@@ -189,7 +191,7 @@ def test_layouts_kills_and_restores_change_no_bit(method):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_planted_rotations_are_recovered_by_fesem_cam(seed):
+def test_ground_truth_rotations_are_recovered_by_fesem_cam(seed):
     session = session_of("method=fesem+cam", f"seed={seed}", "rounds=10", *GOOD)
     assert run(session, 10)[-1].metrics["ari"] >= 0.9
 
@@ -222,7 +224,7 @@ def test_two_steps_with_the_pull_to_the_centre_by_hand():
     assert strategy.base.clusters.values[0].tolist() == pytest.approx([1.35], rel=1e-6)
 
 
-def test_a_newcomer_is_adopted_by_the_loss_of_the_sum():
+def test_a_new_client_is_adopted_by_the_loss_of_the_sum():
     fleet, strategy = joint()
     # Alone, cluster 1 (w = 1) is nearer to client 0's 2 than cluster 0; under a shared model of 3.5 it is not.
     strategy.addons[0].shared = strategy.base.underlay = np.float32([3.5])

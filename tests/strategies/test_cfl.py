@@ -1,4 +1,4 @@
-"""CFL, by hand, through three successive splits, by its identities, and on planted groups."""
+"""CFL, by hand, through three successive splits, by its identities, and on ground-truth groups."""
 
 import itertools
 
@@ -264,7 +264,7 @@ CALM = ("local.lr=0.05", "local.epochs=2", "local.keep_optimizer=false", "model.
 
 # Over seeds 0 to 6, in 20 rounds, two groups were found seven times, four groups six times (once two stayed together).
 @pytest.mark.parametrize(("groups", "seed"), [(2, 0), (4, 1)])
-def test_planted_rotations_are_recovered(groups, seed):
+def test_ground_truth_rotations_are_recovered(groups, seed):
     session = session_of(
         "method=cfl",
         f"seed={seed}",
@@ -313,7 +313,7 @@ def test_the_same_bits_in_any_layout_and_after_a_restore():
     assert outcome(second, reports) == expected
 
 
-def test_a_split_federation_takes_newcomers_and_a_shared_model():
+def test_a_split_federation_takes_new_clients_and_a_shared_model():
     session = session_of("method=cfl+cam", "cfl.first=1", "cfl.eps1=2", "cfl.eps2=0", "holdout_clients=0.25")
     reports = run(session, 4)
     assert session.server.method.base.K == 2

@@ -39,7 +39,7 @@ def test_two_rounds_by_hand():
     fleet.begin(2)
     ditto.base.round(fleet)
     fleet.commit()
-    # v_0 goes on from 1.35, pulled towards the 0.28 it received:
+    # v_0 continues from 1.35, pulled towards the 0.28 it received:
     #   2 (1.35 - 2) + 0.5 (1.35 - 0.28) = -0.765, 1.4265
     #   2 (1.4265 - 2) + 0.5 (1.4265 - 0.28) = -0.57375, 1.483875
     # v_1: 2 (-0.05 + 2) + 0.5 (-0.05 - 0.28) = 3.735, -0.4235
@@ -114,7 +114,7 @@ def test_a_client_that_never_took_part_predicts_with_the_global_model():
         assert same == (client not in seen)
 
 
-def test_a_client_that_blows_up_keeps_no_personal_model_and_the_others_go_on():
+def test_a_client_that_blows_up_keeps_no_personal_model_and_the_others_continue():
     fleet = scalar_fleet([[(1.0, 2.0)], [(1e30, 1.0)]], lr=0.1)
     ditto = ditto_on(fleet, 0.5)
     ditto.base.round(fleet)

@@ -57,7 +57,7 @@ def test_two_rounds_by_hand():
     assert fedsoft.records["u"]["u_1"].tolist() == pytest.approx([2 / 3, 1e-4])
     c = fedsoft.base.clusters.values.ravel().astype(float)
     a_round(fedsoft, fleet, 2)
-    # tau = 2: u is last round's. Client 0 goes on from its own 0.5233333, towards the new centres.
+    # tau = 2: u is last round's. Client 0 continues from its own 0.5233333, towards the new centres.
     assert fedsoft.base.mixture == pytest.approx(np.array([[1 / 3, 2 / 3], [1.0, 1e-4]]))
     w = 0.5233333
     gradient = 2 * (w - 2 / 3) + 0.6 * (1 / 3 * (w - c[0]) + 2 / 3 * (w - c[1]))
@@ -244,9 +244,9 @@ def test_a_centre_that_no_sample_prefers_draws_by_size_and_says_so(monkeypatch):
 
 
 def test_drawing_more_clients_than_there_are_weighs_everyone_and_says_so():
-    all_of_them, told = session_of("method=fedsoft", "fedsoft.select=0"), session_of("method=fedsoft")
-    first, second = run(all_of_them, 2), run(told, 2)
-    assert outcome(all_of_them, first) == outcome(told, second)
+    all_of_them, informed = session_of("method=fedsoft", "fedsoft.select=0"), session_of("method=fedsoft")
+    first, second = run(all_of_them, 2), run(informed, 2)
+    assert outcome(all_of_them, first) == outcome(informed, second)
     assert any("covers all 8 clients" in event for event in second[0].events)
     assert not any("covers all" in event for event in [*first[0].events, *second[1].events])
 

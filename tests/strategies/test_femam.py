@@ -1,4 +1,4 @@
-"""FeMAM, by hand, by its identities, and on a planted two-level structure."""
+"""FeMAM, by hand, by its identities, and on a ground-truth two-level structure."""
 
 import numpy as np
 import pytest
@@ -126,7 +126,7 @@ def test_a_dropped_personal_model_is_no_longer_used():
     play(femam, fleet, 2)
     losses = fleet.everyone.evaluate(femam.base.prediction(fleet), "test")["loss"]
     assert losses.tolist() == pytest.approx([2.2**2, 1.71**2], rel=1e-5)
-    play(femam, fleet, 3)  # client 0 has nothing left to train, client 1 goes on
+    play(femam, fleet, 3)  # client 0 has nothing left to train, client 1 continues
     # gradient (-0.2 - 0.38) / 2 + 2 = 1.71, theta = -0.551
     losses = fleet.everyone.evaluate(femam.base.prediction(fleet), "test")["loss"]
     assert losses.tolist() == pytest.approx([2.2**2, ((-0.2 - 0.551) / 2 + 2) ** 2], rel=1e-5)
@@ -149,7 +149,7 @@ def test_an_ensemble_predicts_with_what_its_members_predict_with():
     assert losses.tolist() == pytest.approx([2.2**2, 1.71**2], rel=1e-5)  # as in the test above
 
 
-def test_a_newcomer_skips_a_level_of_one_model_that_would_hurt_it():
+def test_a_new_client_skips_a_level_of_one_model_that_would_hurt_it():
     fleet = scalar_fleet([[(1.0, 2.0)]], lr=0.1)
     femam = with_global(made(fleet, levels=[1, 1], personal=False, schedule=[1, 1], mu=0.0), 1.0)
     femam.base.open(Models(np.float32([[-40.0]])))
@@ -282,8 +282,8 @@ def test_when_the_next_level_is_added(options, first_of_level_2):
         play(femam, fleet, number)
         expected = 2 if first_of_level_2 is not None and number >= first_of_level_2 else 1
         assert len(femam.base.levels) == expected
-        told = [event for event in femam.events if event == "Level 2 of 2 is added."]
-        assert len(told) == (number == first_of_level_2)
+        added = [event for event in femam.events if event == "Level 2 of 2 is added."]
+        assert len(added) == (number == first_of_level_2)
 
 
 def test_validation_losses_decide_where_there_are_any():
@@ -311,10 +311,10 @@ def test_more_clusters_than_clients_keeps_running_and_says_so():
     assert any("only 2 distinct models for 5 clusters" in event for event in femam.events)
     assert len(femam.base.levels[1]) == 5 and np.isfinite(femam.base.levels[1].values).all()
     play(femam, fleet, 3)
-    assert not femam.events  # told once
+    assert not femam.events  # reported once
 
 
-def test_a_last_level_that_helps_nobody_is_dropped_and_the_run_goes_on():
+def test_a_last_level_that_helps_nobody_is_dropped_and_the_run_continues():
     fleet = scalar_fleet(TWO, lr=0.1)
     femam = with_global(made(fleet, mu=0.0, **TWO_LEVELS), -0.2)
     femam.base.reference = np.zeros(2)
@@ -399,7 +399,7 @@ def test_equal_bits_in_any_layout_and_after_a_restore():
         assert outcome(second, before + run(second, 6 - stop, first=stop + 1)) == expected
 
 
-# --- planted structure ------------------------------------------------------------------------------------
+# --- ground-truth structure ------------------------------------------------------------------------------------
 
 
 # Two rotations, in each two groups with four classes each; lr 0.1 with 20 steps of softmax regression.
@@ -411,7 +411,7 @@ PLANTED = (
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])  # 0 to 7 do
-def test_planted_groups_are_found_and_two_levels_are_better_than_one(seed):
+def test_ground_truth_groups_are_found_and_two_levels_are_better_than_one(seed):
     settings = (*PLANTED, f"seed={seed}", "rounds=5", "femam.levels=[1,0]", "femam.schedule=[3,2]")
     session = session_of("method=femam", *settings)
     reports = run(session, 5)
@@ -438,14 +438,14 @@ NESTED = (
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])  # 0 to 7 do
-def test_the_levels_found_are_the_levels_planted(seed):
+def test_the_levels_found_are_the_true_levels(seed):
     session = session_of(*NESTED, f"seed={seed}")
     reports = run(session, 6)
-    planted, found = session.server.setup.levels, session.server.method.base.rows
-    coarse, fine = (len(np.unique(level)) for level in planted)
+    true, found = session.server.setup.levels, session.server.method.base.rows
+    coarse, fine = (len(np.unique(level)) for level in true)
     assert (coarse, fine) == (2, 4)
-    assert adjusted_rand_score(planted[0], found[1]) == 1.0  # of two models, a coarse group each
-    assert adjusted_rand_score(planted[1], found[2]) == 1.0  # of four models, a fine group each
+    assert adjusted_rand_score(true[0], found[1]) == 1.0  # of two models, a coarse group each
+    assert adjusted_rand_score(true[1], found[2]) == 1.0  # of four models, a fine group each
     assert reports[3].metrics["ari_by_level"][0] == 1.0 and reports[5].metrics["ari_by_level"][1] == 1.0
     one, two, three = (reports[last].metrics["macro_accuracy"] for last in (1, 3, 5))
     assert one + 0.1 < two < three

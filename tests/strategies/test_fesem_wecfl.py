@@ -1,4 +1,4 @@
-"""FeSEM and WeCFL, by hand, by their identities, and on planted groups."""
+"""FeSEM and WeCFL, by hand, by their identities, and on ground-truth groups."""
 
 import numpy as np
 import pytest
@@ -113,7 +113,7 @@ def test_equal_sizes_make_wecfl_fesem_and_unequal_ones_do_not():
 
 @pytest.mark.parametrize("method", ["fesem", "wecfl"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_planted_rotations_are_recovered_within_ten_rounds(method, seed):
+def test_ground_truth_rotations_are_recovered_within_ten_rounds(method, seed):
     session = session_of(f"method={method}", f"seed={seed}", *GOOD)
     reports = run(session, 8)
     assert reports[-1].metrics["ari"] >= 0.9
@@ -122,7 +122,7 @@ def test_planted_rotations_are_recovered_within_ten_rounds(method, seed):
 
 @pytest.mark.parametrize("method", ["fesem", "wecfl"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_planted_label_groups_are_recovered_within_ten_rounds(method, seed):
+def test_ground_truth_label_groups_are_recovered_within_ten_rounds(method, seed):
     # Four groups of four clients, two classes each; lr 0.1 and ten steps let a few rounds learn.
     session = session_of(
         f"method={method}", f"seed={seed}", "clients=16", "clusters=4", "data.rotations=1", "local.steps=10",
@@ -164,14 +164,14 @@ def test_partial_participation_and_layouts(method):
     assert np.isfinite(one.run_round(4).clients["accuracy"]).all()
 
 
-def test_fewer_distinct_models_than_clusters_is_told_and_survived():
+def test_fewer_distinct_models_than_clusters_is_reported_and_survived():
     session = session_of("method=fesem", "clusters=4", "participation.fraction=0.25")
     report = session.run_round(1)
     assert any("distinct models" in event for event in report.events)
     assert np.isfinite(report.metrics["micro_loss"])
 
 
-def test_oracle_needs_planted_groups_and_a_cluster_for_each():
+def test_oracle_needs_ground_truth_groups_and_a_cluster_for_each():
     from archipelago.core.errors import UserError
 
     session = session_of("method=oracle", "clusters=4", "data.rotations=4")

@@ -18,7 +18,7 @@ from tests.support.scalar import method_of, scalar_fleet
 # --- trimmed K-means --------------------------------------------------------------------------------------
 
 
-def planted(seed, odd=10, dimension=20):
+def grouped_points(seed, odd=10, dimension=20):
     """Four groups of ten points, and some points anywhere, further out than the groups are apart."""
     rng = np.random.default_rng(seed)
     groups = np.repeat(np.arange(4), 10)
@@ -29,7 +29,7 @@ def planted(seed, odd=10, dimension=20):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("trim", [0.05, 0.5])
 def test_odd_points_do_not_take_centres_away_from_the_groups(seed, trim):
-    points, groups = planted(seed)
+    points, groups = grouped_points(seed)
     found = trimmed_kmeans(points, 4, seed=seed, trim=trim, outliers=0.2)
     assert adjusted_rand_score(groups, found.labels[:40]) == 1.0
     assert found.outlying.tolist() == [False] * 40 + [True] * 10
@@ -39,7 +39,7 @@ def test_odd_points_do_not_take_centres_away_from_the_groups(seed, trim):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_without_trimming_it_is_kmeans(seed):
-    points, _ = planted(seed, odd=0)
+    points, _ = grouped_points(seed, odd=0)
     found = trimmed_kmeans(points, 4, seed=0, trim=0.0, outliers=0.0)
     plain = KMeans(4, n_init=20, random_state=0).fit(points)
     assert adjusted_rand_score(plain.labels_, found.labels) == 1.0
@@ -60,7 +60,7 @@ def test_centres_are_trimmed_means_of_the_points_inside():
 
 
 def test_it_repeats_itself_and_few_points_fill_few_clusters():
-    points, _ = planted(1)
+    points, _ = grouped_points(1)
     one, two = (trimmed_kmeans(points, 3, seed=5, outliers=0.2) for _ in range(2))
     assert np.array_equal(one.labels, two.labels) and np.array_equal(one.centres, two.centres)
     for few in (np.ones((6, 2)), np.ones((1, 2)), np.array([[0.0], [0.0], [1.0]])):

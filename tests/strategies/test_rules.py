@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.strategies import AGGREGATION, CLUSTERING
 from archipelago.strategies.base import Context
 from archipelago.strategies.clustering import ClusteringTask, clustered, from_labels, kmeans, trimmed_kmeans
+from tests.support.errors import refused
 from tests.support.experiments import config_of, run, session_of
 
 ROOT = Path(__file__).parents[2]
@@ -144,7 +144,7 @@ def test_rule_that_does_not_exist_is_one_sentence():
         (("method=fesem", "fesem.clustering=kmean"), "clustering rule", "kmeans"),
         (("method=femam", "femam.clustering=kmean"), "clustering rule", "kmeans"),
     ):
-        with pytest.raises(UserError, match=f"Unknown {kind} .* Did you mean '{close}'"):
+        with refused("unknown-name", kind=kind, nearest=close):
             config_of(*words)
     assert {"mean", "matched"} <= set(AGGREGATION) and {"kmeans", "trimmed_kmeans"} <= set(CLUSTERING)
 

@@ -34,6 +34,8 @@ def config_of(*overrides: str) -> Any:
         replaced.add("local.steps")
     if "model.target" in replaced:
         replaced.add("model")
+    if "model" in replaced and "model=mlp" not in overrides:
+        replaced.add("model.hidden")  # which mlp reads, and no other
     kept = [setting for setting in TINY if setting.partition("=")[0] not in replaced]
     return load_config(None, [*kept, *overrides])
 

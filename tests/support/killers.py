@@ -1,8 +1,8 @@
-"""Processes that kill themselves with SIGKILL at a chosen place, once, when they are told to.
+"""Processes that kill themselves with SIGKILL at a chosen place, once, on request.
 
 A test arms a place by writing a file into the folder that every worker of the shared cluster knows from its
 environment (`tests/conftest.py` sets it before the cluster starts). Whoever comes to that place first takes
-the file away and dies, or fails; later visitors, and runs that nobody armed, go on as if nothing were there.
+the file away and dies, or fails; later visitors, and runs that nobody armed, continue as if nothing were there.
 """
 
 from __future__ import annotations

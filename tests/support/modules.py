@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import archipelago.core.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
 import lightning
+import numpy as np
 import torch
 from torch import nn
 
@@ -60,6 +63,28 @@ class DropoutModule(FederatedModule):
 
     def __init__(self, classes: int | None, local: object) -> None:
         super().__init__(DropoutNetwork(), classes=classes, local=local)  # type: ignore[arg-type]
+
+
+class Drawing(FederatedModule):
+    """Draws from Python's and NumPy's global generators: when it is made, in training and in evaluation."""
+
+    def __init__(self, classes: int | None, local: object) -> None:
+        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        super().__init__(network, classes=classes, local=local)  # type: ignore[arg-type]
+        with torch.no_grad():
+            network[1].weight += 0.1 * random.random()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + 0.1 * np.random.rand() + 0.1 * random.random())  # noqa: NPY002
+
+
+class Growing(ForeignModule):
+    """Gets a parameter in its first step."""
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        if not hasattr(self, "extra"):
+            self.extra = nn.Parameter(torch.zeros(10))
+        return super().training_step(batch, batch_idx)
 
 
 class TwoOptimizers(ForeignModule):

@@ -25,5 +25,5 @@ def assert_equal_runs(one: Path, other: Path) -> None:
 
 
 def events(run: Path) -> list[str]:
-    """What the run told its user."""
+    """What the run reported to its user."""
     return list(open_run(run).events["text"])

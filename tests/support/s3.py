@@ -1,6 +1,6 @@
 """A stand-in for S3 on this machine: the part of its HTTP interface that pyarrow's client uses, kept in memory.
 
-Path-style addresses, no signatures checked. Objects appear whole or not at all, as in S3.
+Path-style addresses, no signatures checked. Objects appear atomically, as in S3.
 """
 
 from __future__ import annotations

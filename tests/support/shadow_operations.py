@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from tests.support.shadow_book import CPU, DEVICE, Book, Kernel, Mixed, where
 
 aten = torch.ops.aten
 NO_KERNEL = {  # memory without a kernel, or a new name for the same memory
-    aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.lift_fresh,
-    aten.set_, aten.is_pinned, aten._local_scalar_dense, aten.resize_, aten.detach_, aten.is_same_size,
+    aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided,
+    aten.is_pinned, aten._local_scalar_dense, aten.is_same_size,
 }  # fmt: skip
 # The host waits for a size or a value (for `.item()` too).
 SYNCHRONISING = {
     aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.bincount,
     aten.equal, aten.is_nonzero, aten.multinomial, aten._local_scalar_dense, aten.histc,
+}  # fmt: skip
+RENAMING = {  # views that do not say so, or that change a tensor's own shape
+    aten._unsafe_view, aten._reshape_alias, aten.lift_fresh, aten.squeeze_, aten.unsqueeze_, aten.transpose_,
+    aten.t_, aten.as_strided_, aten.set_, aten.resize_, aten.detach_,
 }  # fmt: skip
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 LIKE = {  # new memory after an example, which the call may want elsewhere
@@ -42,9 +48,9 @@ class Calls:
 class Operations(TorchDispatchMode):
     """Carries labels from inputs to outputs, finds mixed devices, counts."""
 
-    def __init__(self, book: Book, calls: Calls) -> None:
+    def __init__(self, book: Book, calls: Calls, *, dry: bool = False) -> None:
         super().__init__()
-        self.book, self.calls = book, calls
+        self.book, self.calls, self.dry = book, calls, dry
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -69,7 +75,10 @@ class Operations(TorchDispatchMode):
             return out
         if packet is aten.is_pinned:
             return book.storages.is_pinned(args[0])
-        out = func(*args, **kwargs)
+        if self.dry and self._on_device(packet, inputs, labels, given):
+            out = without_arithmetic(func, args, kwargs)
+        else:
+            out = func(*args, **kwargs)
         outputs = list(tensors(out))
         if pinned:
             for tensor in outputs:
@@ -82,6 +91,16 @@ class Operations(TorchDispatchMode):
                 book.storages.put(tensor)
             self._count(func, packet, inputs, outputs, known, args, kwargs)
         return out
+
+    def _on_device(self, packet: Any, inputs: list[Tensor], labels: list[str], given: Any) -> bool:
+        """Whether an operation is the device's own, hence needs no result in a dry run."""
+        if self.calls.transfer is not None or packet is aten._local_scalar_dense:
+            return False
+        if packet in (aten.copy_, aten._to_copy):  # a copy between devices has values to bring
+            return bool(inputs) and CPU not in labels and not (given is not None and is_shadow(given))
+        if inputs:
+            return DEVICE in labels
+        return (given is not None and is_shadow(given)) or self._of_call() == DEVICE
 
     def _transferred(self, source: Tensor, out: Tensor) -> Tensor:
         to, self.calls.transfer = self.calls.transfer, None
@@ -188,12 +207,83 @@ class Operations(TorchDispatchMode):
             and not func._schema.is_mutable
             and all(tensor.untyped_storage()._cdata in known for tensor in outputs)
         )
-        if view or packet in NO_KERNEL:
+        if view or packet in NO_KERNEL or packet in RENAMING:
             return
         self.book.add(name, at, operations=1)
         if self.book.kernels is not None:
             moved = sum(_bytes(tensor) for tensor in (*inputs, *outputs))
             self.book.kernels.append(Kernel(self.book.stage, name, moved, _flops(packet, args, outputs)))
+
+
+def without_arithmetic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Zeros of the shape, type and strides that results would have; integers of integers, and truths, are computed.
+
+    Zeros that nobody writes to take no memory. What an operation writes to stays as it is.
+    """
+    if func.overloadpacket in RENAMING:
+        return func(*args, **kwargs)
+    if func._schema.is_mutable:
+        given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+        given |= kwargs
+        written = [
+            given[argument.name]
+            for argument in func._schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given
+        ]
+        if not all(tensor.is_floating_point() for tensor in tensors(written)):
+            return func(*args, **kwargs)
+        # The schema's own word for what is written is also what is returned.
+        return None if not func._schema.returns else written[0] if len(written) == 1 else tuple(written)
+    if func.overloadpacket in RENAMING or any(
+        result.alias_info is not None for result in func._schema.returns
+    ):
+        return func(*args, **kwargs)  # a view
+
+    key = (func, tree_map(_signature, (args, tuple(sorted(kwargs.items())))))
+    try:
+        shapes = _SHAPES[key] if key in _SHAPES else _SHAPES.setdefault(key, _shapes(func, args, kwargs))
+    except TypeError:  # an argument that cannot be a key
+        shapes = _shapes(func, args, kwargs)
+    return func(*args, **kwargs) if shapes is None else tree_map(_zeros, shapes)
+
+
+_SHAPES: dict[Any, Any] = {}
+
+
+def _signature(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (Tensor, value.shape, value.stride(), value.dtype)
+    return (type(value), value)
+
+
+def _shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Tensors without memory, in the shape of the results; None if they must be computed."""
+
+    def shape_of(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+    elsewhere = tree_map(shape_of, kwargs)
+    if "device" in elsewhere or not any(True for _ in tensors((args, kwargs))):
+        elsewhere["device"] = torch.device("meta")
+    try:
+        shapes = func(*tree_map(shape_of, args), **elsewhere)
+    except (NotImplementedError, RuntimeError):  # sizes that depend on values, or no such kernel
+        return None
+    floating = any(tensor.is_floating_point() for tensor in tensors((args, kwargs, shapes)))
+    # Whether something is finite, or equal, is looked at: that is cheap, and zero would be the wrong answer.
+    return shapes if floating and not any(tensor.dtype == torch.bool for tensor in tensors(shapes)) else None
+
+
+def _zeros(like: Any) -> Any:
+    if not isinstance(like, Tensor):
+        return like
+    if like.numel() == 0:
+        return torch.empty(like.shape, dtype=like.dtype)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
+    memory = torch.from_numpy(np.zeros(extent * like.element_size(), np.uint8)).view(like.dtype)
+    return memory.as_strided(like.shape, like.stride())
 
 
 def _bytes(tensor: Tensor) -> int:

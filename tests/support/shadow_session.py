@@ -4,8 +4,8 @@
         counts = shadow.run_round(1)         # {"train": Counts, "losses": Counts, "combine": ..., "": the server's own}
     assert not shadow.device.mixed
 
-A stage is what the fleet asks of a block: `train`, `losses`, `evaluate`, `gradients`, `map`, `combine`, `columns`,
-`distances`, `measure`, `begin`, `commit`, `initial`. Whatever happens outside of these is under ''.
+A stage is what the fleet asks of a block: `train`, `best`, `losses`, `evaluate`, `gradients`, `map`, `combine`,
+`columns`, `distances`, `measure`, `begin`, `commit`, `initial`. Whatever happens outside of these is under ''.
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ class ShadowSession:
         found = {stage: counts - before.get(stage, Counts()) for stage, counts in after.items()}
         return {stage: counts for stage, counts in found.items() if counts}
 
+    def all_losses(self, count: int) -> dict[str, Counts]:
+        """What the losses of all clients under `count` new models cost, outside of any round."""
+        fleet, before = self.session.fleet, self.device.stages.get("losses", Counts())
+        fleet.losses(fleet.initial(count))
+        return {"losses": self.device.stages["losses"] - before}
+
     def model_bytes(self, stage: str, first: int = 0) -> int:
         """Bytes of the copies of a stage whose rows are whole models; `first`: how many copies to pass over."""
         return sum(
@@ -59,12 +65,13 @@ def shadow_session(
     checkpoint: Checkpoint | None = None,
     memory: int = 80 * 2**30,
     trace: bool = False,
+    dry: bool = False,
 ) -> Iterator[ShadowSession]:
     """The plan's session on a shadow device of `memory` bytes, which it gets as it would get a GPU."""
     fleet = dataclasses.replace(plan.fleet, gpus=1.0)
     plan = dataclasses.replace(plan, fleet=fleet, block=dataclasses.replace(plan.block, gpus=1.0))
     reach = InProcessFleet._reach
-    with ShadowDevice(memory, trace=trace) as device:
+    with ShadowDevice(memory, trace=trace, dry=dry) as device:
 
         def counted(self: InProcessFleet, method: str, *args: Any, **kwargs: Any) -> Any:
             with device.stage(method):

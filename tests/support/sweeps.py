@@ -15,7 +15,9 @@ def settings_of(*overrides: str) -> list[str]:
     """The tiny experiment on Ray, with some settings changed."""
     replaced = {override.partition("=")[0] for override in overrides} | {"fleet.backend"}
     if "model.target" in replaced:
-        replaced |= {"model", "model.hidden"}
+        replaced.add("model")
+    if "model" in replaced and "model=mlp" not in overrides:
+        replaced.add("model.hidden")
     return [*(each for each in TINY if each.partition("=")[0] not in replaced), *overrides]
 
 

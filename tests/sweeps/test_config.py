@@ -199,9 +199,9 @@ MISTAKES = {
 
 @pytest.mark.parametrize("sentence", MISTAKES)
 def test_a_mistake_is_one_sentence(sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         sweep_of(tmp_path, MISTAKES[sentence])
-    assert sentence in str(told.value)
+    assert sentence in str(caught.value)
 
 
 def test_an_override_of_what_the_sweep_varies_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def head() -> Iterator[Head]:
         yield started
 
 
-def door(*settings: str) -> list[str]:
+def launch(*settings: str) -> list[str]:
     return [sys.executable, "-m", "platform.launch", *settings_of(*SWEEP, *settings)]
 
 
@@ -55,12 +55,12 @@ def test_a_lost_node_s_trials_are_finished_on_another(head: Head, tmp_path: Path
         wait_for_node(node)
         with log.open("wb") as output:
             driver = subprocess.Popen(
-                door(rounds, f"storage={storage}", "name=lost"),
+                launch(rounds, f"storage={storage}", "name=lost"),
                 cwd=ROOT, env={**head.environment, "RAY_ADDRESS": head.gcs}, stdout=output, stderr=output,
             )  # fmt: skip
         try:
             runs = storage / "lost/runs"
-            # One of three trials at a time runs on the head; the others have a checkpoint to go on from.
+            # One of three trials at a time runs on the head; the others have a checkpoint to resume from.
             while sum(file.read_bytes().count(b"\n") > 6 for file in runs.glob("*/metrics.csv")) < 3:
                 assert driver.poll() is None, log.read_text()
                 time.sleep(0.01)
@@ -119,9 +119,9 @@ def test_nodes_without_shared_storage_are_reported_before_anything_starts(head: 
     with short_folder() as root, another_node(head, cpus=1, hidden=storage, root=root) as node:
         wait_for_node(node)
         for place in (str(storage), storage.as_uri()):  # an address may name a disk of one node, too
-            told = head.call(*door(f"storage={place}", "name=none"), RAY_ADDRESS=head.gcs)
-            assert told.returncode == 2, told.stdout + told.stderr
-            sentence = told.stderr.strip().splitlines()[-1]
+            answered = head.call(*launch(f"storage={place}", "name=none"), RAY_ADDRESS=head.gcs)
+            assert answered.returncode == 2, answered.stdout + answered.stderr
+            sentence = answered.stderr.strip().splitlines()[-1]
             assert sentence.startswith("Expected storage that all 2 nodes of the cluster share, got")
             assert not list((storage / "none").rglob("*"))  # the name is free for the same command elsewhere
 

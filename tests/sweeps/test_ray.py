@@ -45,7 +45,7 @@ def finished(address: Path) -> int:
 
 
 def killed(typed: Sequence[str], log: Path, when: Callable[[], bool]) -> None:
-    """Start a sweep by the front door, on this process's cluster, and kill it with SIGKILL when it has come so far."""
+    """Start a sweep by the command line, on this process's cluster, and kill it with SIGKILL when it is so far."""
     gcs = ray.get_runtime_context().gcs_address
     with log.open("wb") as output:
         driver = subprocess.Popen(

@@ -38,6 +38,7 @@ from archipelago.sweeps.trial import TrialRun, payload, values_now
 from archipelago.sweeps.tune import TuneSweep
 from archipelago.sweeps.view import SweepView
 from tests.support import killers
+from tests.support.errors import refused
 from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs, events
 from tests.support.sweeps import assert_equal_sweeps, rows_of, sweep_of
@@ -57,7 +58,7 @@ def test_a_trial_is_the_run_that_it_would_be_alone(tmp_path: Path) -> None:
     assert_equal_runs(tmp_path / "sweep/runs/ifca-seed3", alone)
     with pytest.raises(UserError, match="all 4 trials done"):
         resume_sweep(address, quiet=True)
-    with pytest.raises(UserError, match="exists already; resume it"):
+    with refused("exists"):
         run_sweep(sweep, address, quiet=True)
 
 
@@ -265,7 +266,7 @@ def test_a_state_is_taken_over_with_other_values(tmp_path: Path) -> None:
         results[0]["micro_loss"] == results[1]["micro_loss"]
     )  # the same state, the same values: the same round
     bad.close()
-    # Killed now, it goes on with the values that it was given last.
+    # Killed now, it continues with the values that it was given last.
     resumed = TrialRun(
         str(tmp_path / "bad"), given["settings"], {"local.lr": 0.001}, metric="micro_loss", watched=True
     )
@@ -421,7 +422,7 @@ def test_median_rule_never_pauses_a_trial(tmp_path: Path) -> None:
 
 
 def test_a_trial_that_lost_its_actors_is_handed_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a failure of the trial: Tune begins it again, where there is room."""
+    """Not a failure of the trial: Tune begins it again, where it fits."""
     (trial,) = sweep_of(tmp_path, "method=fedavg", "sweep.seeds=[0]", "rounds=3", "fleet.restarts=0").trials()
     given = {key: value for key, value in payload(trial, str(tmp_path / "run")).items() if key != "trial"}
     run_round = InProcessSession.run_round
@@ -447,7 +448,7 @@ def test_a_trial_that_lost_its_actors_is_handed_back(tmp_path: Path, monkeypatch
 NODE: Node = {"CPU": 4.0, "GPU": 2.0}
 
 
-def room(
+def reserved_for(
     trials: int, *settings: str, choice: str = "auto", nodes: tuple[Node, ...] = (NODE,)
 ) -> tuple[int, int]:
     """(bundles, actors)."""
@@ -457,14 +458,17 @@ def room(
 
 def test_small_or_many_trials_need_no_actors() -> None:
     large = ("clients=100", "local.steps=50", "local.batch=64")
-    assert room(1) == (1, 0)  # a round is small
-    assert room(4, *large) == (1, 0)  # the trials fill the cluster
-    assert room(2, *large) == (3, 2)  # two trials share four CPUs; the first bundle is the trial's own
-    assert room(1, *large) == (5, 4)
-    assert room(8, "fleet.actors=3") == (4, 3)  # who asks for actors gets them
-    assert room(8, "clients=8", "fleet.clients_per_actor=4") == (3, 2)
-    assert room(1, *large, choice="in_process") == (1, 0)
-    assert room(8, choice="actors") == (2, 1)
+    assert reserved_for(1) == (1, 0)  # a round is small
+    assert reserved_for(4, *large) == (1, 0)  # the trials fill the cluster
+    assert reserved_for(2, *large) == (
+        3,
+        2,
+    )  # two trials share four CPUs; the first bundle is the trial's own
+    assert reserved_for(1, *large) == (5, 4)
+    assert reserved_for(8, "fleet.actors=3") == (4, 3)  # who asks for actors gets them
+    assert reserved_for(8, "clients=8", "fleet.clients_per_actor=4") == (3, 2)
+    assert reserved_for(1, *large, choice="in_process") == (1, 0)
+    assert reserved_for(8, choice="actors") == (2, 1)
     assert reservation_for(config_of("clients=8"), "auto", 9, (NODE,)).bundles == [{"CPU": 1.0}]
 
 
@@ -532,8 +536,8 @@ def test_calibration_on_a_gpu_serves_all_clients_of_a_process(monkeypatch: pytes
 
 
 def test_a_trial_that_no_node_can_hold_is_a_sentence() -> None:
-    with pytest.raises(UserError, match="Expected room for 1 client actor of 8 CPU"):
-        room(9, "fleet.cpus=8")
+    with refused("capacity", wanted=1):
+        reserved_for(9, "fleet.cpus=8")
 
 
 def test_a_nodesees_what_another_one_wrote_or_does_not(tmp_path: Path) -> None:
@@ -682,7 +686,7 @@ def test_a_kill_while_a_sweep_is_made_leaves_its_name_free(tmp_path: Path) -> No
     SweepDirectory.create(str(tmp_path / "sweep"), sweep).close()
     (tmp_path / "sweep/sweep.yaml").unlink()
     (tmp_path / "sweep/notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="is taken by something that is no sweep"):
+    with refused("exists"):
         SweepDirectory.create(str(tmp_path / "sweep"), sweep)
 
 

@@ -241,7 +241,8 @@ def named_in(setting: str, registry: Registry[T], name: str) -> Entry[T]:
     try:
         return registry.entry(name)
     except UserError as error:
-        raise UserError(f"Expected {setting} to list what can be found, got '{name}': {error}") from error
+        sentence = f"Expected {setting} to list what can be found, got '{name}': {error}"
+        raise error.rephrased(sentence) from error
 
 
 def callbacks_from(config: ExperimentSettings) -> list[Callback]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from actors.shards import private_models
 from actors.telemetry import Telemetry
+from archipelago.core.errors import RunFailure
 from archipelago.experiments.callbacks.base import Callback, LiveRun
 from archipelago.experiments.figures_data import write_tsne
 from archipelago.experiments.plan import method_name
 from archipelago.experiments.progress import Progress
 from archipelago.reports.summary import write_summary
 from archipelago.runs.checkpoints import CheckpointWriter
+from archipelago.runs.files import is_idle
 
 if TYPE_CHECKING:
     from actors.reports import RoundReport
@@ -35,6 +38,40 @@ class RunStore(Callback):
     def on_event(self, run: LiveRun, text: str) -> None:
         """A line of `events.jsonl`."""
         run.directory.note(run.round, text)
+
+
+class IdleRounds(Callback):
+    """Stops a run in which nobody trains: all its updates are dropped, and its results mean nothing.
+
+    It looks at the run's own `metrics.csv` alone, so a run that is resumed stops after the same round.
+    """
+
+    def on_start(self, run: LiveRun) -> None:
+        """Take in what an earlier process measured."""
+        self._idle = self._seen = 0
+        for row in run.history:
+            self._see(row)
+
+    def on_rollback(self, run: LiveRun, round: int) -> None:
+        """The rounds after `round` will be reported again."""
+        self.on_start(run)
+
+    def on_round(self, run: LiveRun, report: RoundReport) -> None:
+        """Too many rounds in a row, or a whole run, without an update."""
+        self._see(report.metrics)
+        limit = run.config.idle_rounds
+        if limit and (self._idle >= limit or (run.is_last_round and self._idle == self._seen)):
+            first = report.round - self._idle + 1
+            rounds = f"round {first}" if self._idle == 1 else f"rounds {first} to {report.round}"
+            raise RunFailure(
+                f"Nobody trained in {rounds}: every client's loss or model was not finite, and was dropped. Lower "
+                f"local.lr (it is {run.config.local.lr:g}) or look at the data; idle_rounds={limit} says when such a "
+                "run stops."
+            )
+
+    def _see(self, metrics: Mapping[str, Any]) -> None:
+        self._seen += 1
+        self._idle = self._idle + 1 if is_idle(metrics) else 0
 
 
 class RayMetrics(Callback):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from archipelago.core.dotted import dotted
 from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
 from archipelago.core.registry import Entry, Registry
@@ -191,17 +192,12 @@ def hyperparameters(settings: ExperimentSettings | Mapping[str, Any]) -> dict[st
     >>> hyperparameters({"sweep": {"seeds": [0, 1], "table": None}})
     {'sweep.seeds': '[0, 1]'}
     """
-    flat: dict[str, Any] = {}
-
-    def add(prefix: str, section: Mapping[str, Any]) -> None:
-        for name, value in section.items():
-            if isinstance(value, Mapping):
-                add(f"{prefix}{name}.", value)
-            elif value is not None and value != []:
-                flat[f"{prefix}{name}"] = value if isinstance(value, bool | int | float | str) else str(value)
-
-    add("", settings if isinstance(settings, Mapping) else dataclasses.asdict(settings))
-    return flat
+    tree = settings if isinstance(settings, Mapping) else dataclasses.asdict(settings)
+    given = {key: value for key, value in dotted(tree).items() if value is not None and value != []}
+    return {
+        key: value if isinstance(value, bool | int | float | str) else str(value)
+        for key, value in given.items()
+    }
 
 
 def _rounds_between(run: LiveRun, after: int, last: int) -> Sequence[tuple[dict[str, Any], dict[str, float]]]:

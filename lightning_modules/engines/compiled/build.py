@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -36,7 +37,7 @@ NEEDED = {"avx512": {"avx512f", "avx2", "fma"}, "avx2": {"avx2", "fma"}}
 SANITIZE = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
-    "-g",
+    "-g1",
     "-O1",
     "-fno-omit-frame-pointer",
 )
@@ -147,9 +148,7 @@ def build_in_background() -> None:
     """Begin to compile while the process does other things; `library` is for who needs the result."""
 
     def build() -> None:
-        try:
+        with contextlib.suppress(CannotBuild, UserError):  # said by whoever needs the library
             library_path()
-        except (CannotBuild, UserError):
-            pass  # said by whoever needs the library
 
     threading.Thread(target=build, name="kernels", daemon=True).start()

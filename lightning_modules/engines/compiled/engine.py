@@ -20,7 +20,8 @@ from lightning_modules.engines.base import ENGINES, Engine
 from lightning_modules.engines.compiled import structures as c
 from lightning_modules.engines.compiled.build import CannotBuild, build_in_background, library
 from lightning_modules.engines.compiled.memory import Arena
-from lightning_modules.engines.compiled.network import NetworkPlan, NotCovered, plan_of
+from lightning_modules.engines.compiled.network import plan_of
+from lightning_modules.engines.compiled.operations import NetworkPlan, NotCovered
 from lightning_modules.engines.compiled.steps import Floats, Inputs, Passes, Update, address
 from lightning_modules.engines.loop import LoopEngine
 from lightning_modules.engines.objective import LocalObjective, Rows, TrainJob, TrainResult, prepare
@@ -168,7 +169,8 @@ def penalties(
     if value.requires_grad:
         value.backward()
     if own.grad is not None:
-        arena.library.add_to_outputs(arena.pointer, batch, own.grad.contiguous().numpy().ctypes.data)
+        slopes = np.ascontiguousarray(own.grad.numpy())
+        arena.library.add_to_outputs(arena.pointer, batch, slopes.ctypes.data)
     return float(value.detach()), None if live.grad is None else live.grad.numpy()
 
 

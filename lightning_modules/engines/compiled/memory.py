@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_modules.engines.compiled import structures as c
-from lightning_modules.engines.compiled.network import Layer, NetworkPlan, NotCovered
+from lightning_modules.engines.compiled.operations import Layer, NetworkPlan, NotCovered
 
 ALIGNED = 16  # floats: a cache line, and a register of AVX-512
 
@@ -134,15 +134,12 @@ class Arena:
 
 def gradient_halo(layer: Layer, source: c.Tensor, made: c.Tensor) -> tuple[int, int]:
     """How far around an output's gradient the backward pass of a convolution looks."""
-    sides = zip(
-        layer.kernel,
-        layer.stride,
-        layer.pad,
-        (source.height, source.width),
-        (made.height, made.width),
-        strict=True,
-    )
-    return tuple(max(0, (k - 1 - p) // s, (n - 1 + p) // s - (m - 1)) for k, s, p, n, m in sides)  # type: ignore[return-value]
+
+    def around(side: int, size: int, made_size: int) -> int:
+        kernel, stride, pad = layer.kernel[side], layer.stride[side], layer.pad[side]
+        return max(0, (kernel - 1 - pad) // stride, (size - 1 + pad) // stride - (made_size - 1))
+
+    return around(0, source.height, made.height), around(1, source.width, made.width)
 
 
 def tensors_with_gradients(network: NetworkPlan) -> set[int]:

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,69 +14,7 @@ from torch import fx, nn
 
 from archipelago.strategies.parameters import ModelSpec
 from lightning_modules.engines.compiled import structures as c
-
-
-class NotCovered(Exception):
-    """What the kernels cannot do, as a clause of a sentence that names the layer."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A tensor of one sample; features have height and width 1 and are flat."""
-
-    channels: int
-    height: int = 1
-    width: int = 1
-    flat: bool = True
-    alias: int | None = None  # the tensor whose memory this is
-
-    @property
-    def size(self) -> int:
-        """Numbers in it."""
-        return self.channels * self.height * self.width
-
-
-@dataclass
-class Layer:
-    """An operation before it has memory; the fields are those of `Operation` in plan.h."""
-
-    kind: int
-    in_: int
-    out: int
-    second: int = -1
-    relu: int = 0
-    kernel: tuple[int, int] = (1, 1)
-    stride: tuple[int, int] = (1, 1)
-    pad: tuple[int, int] = (0, 0)
-    count_padding: int = 0
-    norm_groups: int = 0
-    weight: int = -1
-    bias: int = -1
-    mean: int = -1
-    variance: int = -1
-    epsilon: float = 0.0
-    momentum: float = 0.0
-
-
-@dataclass
-class NetworkPlan:
-    """Tensors and operations in order; tensor 0 is the input."""
-
-    shapes: list[Shape]
-    layers: list[Layer]
-    output: int
-    model_size: int
-    parameters: int
-
-    @property
-    def outputs(self) -> int:
-        """Numbers that the network gives for a sample."""
-        return self.shapes[self.output].channels
-
-    def root(self, tensor: int) -> int:
-        """The tensor whose memory a tensor uses."""
-        alias = self.shapes[tensor].alias
-        return tensor if alias is None else self.root(alias)
+from lightning_modules.engines.compiled.operations import Layer, NetworkPlan, NotCovered, Shape
 
 
 def plan_of(network: nn.Module, prefix: str, spec: ModelSpec, input_shape: tuple[int, ...]) -> NetworkPlan:
@@ -239,7 +176,7 @@ class _Reader:
             raise NotCovered(f"'{node.name}' changes the shape of a sample")
         self.flatten(node, node.name, None)
 
-    def _parameter(self, path: str, name: str, shape: tuple[int, ...], *, again: bool = False) -> int:
+    def _parameter(self, path: str, name: str, shape: tuple[int, ...]) -> int:
         """Where a layer's parameter or buffer begins in the model."""
         full = f"{self.prefix}{path}.{name}"
         entry = self.entries.get(full)
@@ -392,13 +329,12 @@ class _Reader:
 
     def _norm(self, node: fx.Node, name: str, module: Any, kind: int, shape: tuple[int, ...]) -> Layer:
         at = self._tensor(node.args[0])
-        places = {
-            each: self._parameter(name, each, shape)
-            for each in ("weight", "bias")
-            if getattr(module, each) is not None
-        }
         out = self._new(node, dataclasses.replace(self.shapes[at], alias=None))
-        layer = Layer(kind, at, out, epsilon=module.eps, **places)
+        layer = Layer(kind, at, out, epsilon=module.eps)
+        if module.weight is not None:
+            layer.weight = self._parameter(name, "weight", shape)
+        if module.bias is not None:
+            layer.bias = self._parameter(name, "bias", shape)
         self.layers.append(layer)
         return layer
 

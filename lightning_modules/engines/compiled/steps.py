@@ -15,13 +15,15 @@ from torch import Tensor
 
 from lightning_modules.engines.compiled import structures as c
 from lightning_modules.engines.compiled.memory import Arena
-from lightning_modules.engines.compiled.network import NetworkPlan
+from lightning_modules.engines.compiled.operations import NetworkPlan
 from lightning_modules.flat import OptimizerState
 from lightning_modules.samples import Samples
 
 Index = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-FORWARD = 64  # samples of a forward pass without gradients: four registers beside each other in linear layers
+# Samples of a forward pass without gradients: convolutions want activations that stay in the cache, linear layers many
+# samples for each time that their weights are put in order.
+FORWARD, FORWARD_FLAT = 64, 256
 
 
 def address(array: npt.NDArray[Any] | None) -> int | None:
@@ -190,13 +192,15 @@ class Passes:
     def outputs(self, model: Floats, index: Index) -> Tensor:
         """(samples, outputs) in evaluation mode."""
         if self._frozen is None:
-            self._frozen = Arena(self.library, self.network, FORWARD, training=False)
+            images = any(layer.kind == c.CONVOLUTION for layer in self.network.layers)
+            chunk = FORWARD if images else FORWARD_FLAT
+            self._frozen = Arena(self.library, self.network, chunk, training=False)
         model = np.ascontiguousarray(model, np.float32)
         arena, rows = self._frozen, self.inputs.rows(index)
         found = np.empty((len(index), self.network.outputs), np.float32)
-        for start in range(0, len(index), FORWARD):
-            part = rows[start : start + FORWARD]
-            self.inputs.put(arena, index[start : start + FORWARD], part)
+        for start in range(0, len(index), arena.samples):
+            part = rows[start : start + arena.samples]
+            self.inputs.put(arena, index[start : start + arena.samples], part)
             self.library.forward(arena.pointer, model.ctypes.data, len(part), False)
             self.library.outputs(arena.pointer, len(part), found[start:].ctypes.data)
         return torch.from_numpy(found)

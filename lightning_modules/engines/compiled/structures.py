@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from typing import Any
 
 LANES_OF_A_GROUP = 16  # GROUP in lanes.h: samples that stand side by side in memory
 
@@ -17,7 +18,7 @@ PROBLEMS = (
 )  # fmt: skip
 
 
-def _fields(names: str, kind: type) -> list[tuple[str, type]]:
+def _fields(names: str, kind: Any) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
@@ -45,11 +46,12 @@ class Plan(Structure):
     """Everything a kernel is given."""
 
     _fields_ = (
-        [("tensors", POINTER(Tensor)), ("operations", POINTER(Operation))]
-        + _fields("tensor_count operation_count groups output", c_int32)
-        + [("arena", c_void_p)]
-        + _fields("arena_size workspace workspace_size model_size", c_int64)
-    )  # fmt: skip
+        ("tensors", POINTER(Tensor)),
+        ("operations", POINTER(Operation)),
+        *_fields("tensor_count operation_count groups output", c_int32),
+        ("arena", c_void_p),
+        *_fields("arena_size workspace workspace_size model_size", c_int64),
+    )
 
 
 class Adam(Structure):
@@ -61,7 +63,7 @@ class Adam(Structure):
 _PLAN = POINTER(Plan)
 _GATHER = [c_void_p, c_int64, c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64]
 _LOSS = [_PLAN, c_int, c_void_p, c_void_p, c_void_p, c_float]
-_FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "lanes": (c_int, []),
     "check": (c_int64, [_PLAN]),
     "kept": (c_int64, [_PLAN, c_int]),

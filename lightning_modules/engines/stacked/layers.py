@@ -50,7 +50,7 @@ def batched_copy(module: nn.Module, context: BatchContext, *, unfold: bool) -> n
         elif unfold and isinstance(layer, nn.Conv2d) and can_unfold(layer):
             forward = _unfolded_convolution(layer)
         if forward is not None:
-            layer.forward = forward  # type: ignore[method-assign]
+            layer.forward = forward
     return made
 
 
@@ -160,12 +160,12 @@ def _unfolded_convolution(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
     """im2col and one matrix product: batched over clients it is a batched product, not a grouped convolution."""
 
     def forward(x: Tensor) -> Tensor:
-        rows, _, height, width = x.shape
+        rows = len(x)
         sides = [
-            (side + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-            for side, padding, dilation, kernel, stride in zip(
-                (height, width), layer.padding, layer.dilation, layer.kernel_size, layer.stride, strict=True
-            )
+            (x.shape[2 + d] + 2 * int(layer.padding[d]) - layer.dilation[d] * (layer.kernel_size[d] - 1) - 1)
+            // layer.stride[d]
+            + 1
+            for d in range(2)
         ]
         columns = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
         flat = columns.transpose(0, 1).reshape(columns.shape[1], -1)  # (inputs of a pixel, rows x pixels)

@@ -1,0 +1,80 @@
+"""What the local training of many clients needs beside their samples: tables by place, constants of penalties."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.device_states import DeviceStates
+from actors.requests import TrainRequest
+from actors.stacked_outputs import Places, StackedOutputs
+from actors.stacking import DeviceSide
+from actors.wire import Encoded
+from archipelago.strategies.penalties import Penalty
+
+
+class StackedTables:
+    """Makes the tables of a request."""
+
+    def __init__(self, outputs: StackedOutputs, states: DeviceStates, parameters: int) -> None:
+        self._outputs, self._states, self._parameters = outputs, states, parameters
+        self._device = outputs.model.device
+
+    def of_training(self, request: TrainRequest, side: DeviceSide, places: Places) -> dict[str, Tensor]:
+        """Frozen outputs, outputs for penalties and sample weights of every place."""
+        clients, tables = request.clients, {}
+        frozen = self.sum_of_outputs(request.on_top_of, clients, side, places)
+        if frozen is not None:
+            tables["frozen"] = frozen
+        for number, penalty in enumerate(request.penalties):
+            for name, encoded in penalty.outputs.items():
+                models = encoded.stack(clients, side)  # type: ignore[union-attr]  # references travel encoded
+                shared = models.rows is None and models.values.dim() == 2
+                tables[f"{number}.{name}"] = (
+                    torch.stack(self._outputs.of_each(models, places), dim=1)
+                    if shared
+                    else self._outputs.of(models, places)
+                )
+        if request.sample_weights is not None:
+            name, column = request.sample_weights
+            columns = [np.asarray(self._states.host(client)[name])[:, column] for client in clients]
+            weights = np.concatenate(columns).astype(np.float32)
+            tables["sample_weights"] = torch.from_numpy(weights).to(self._device)
+        return tables
+
+    def sum_of_outputs(
+        self, references: Sequence[Encoded], clients: list[int], side: DeviceSide, places: Places
+    ) -> Tensor | None:
+        """The outputs of several references, added; None if they point at nothing for anybody."""
+        total = None
+        for encoded in references:
+            models = encoded.stack(clients, side)
+            if models.present(len(clients)).any():
+                outputs = self._outputs.of(models, places)
+                total = outputs if total is None else total + outputs
+        return total
+
+    def frozen_models(self, request: TrainRequest, side: DeviceSide) -> int:
+        """How many models each sample goes forward through, besides the one that is trained."""
+        count = len(request.on_top_of)
+        for penalty in request.penalties:
+            for encoded in penalty.outputs.values():
+                models = encoded.stack(request.clients, side)  # type: ignore[union-attr]
+                count += len(models.values) if models.rows is None and models.values.dim() == 2 else 1
+        return count
+
+    def anchors(
+        self, penalty: Penalty, clients: list[int], side: DeviceSide
+    ) -> dict[str, tuple[Tensor, bool]]:
+        """What a penalty holds constant. Models come without their buffers, which no penalty covers."""
+        found: dict[str, tuple[Tensor, bool]] = {}
+        for name, encoded in penalty.anchors.items():
+            models = encoded.stack(clients, side)  # type: ignore[union-attr]
+            shared = models.rows is None
+            value = models.values if shared else models.of(np.arange(len(clients)), self._device)
+            is_model = encoded.is_model  # type: ignore[union-attr]
+            found[name] = (value[..., : self._parameters] if is_model else value, shared)
+        return found

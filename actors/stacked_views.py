@@ -1,0 +1,53 @@
+"""What client functions see of clients that are computed together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from actors.forward import ClientView
+from actors.stacked_outputs import Places
+from actors.stacking import Stacked, Uploads
+
+
+class LossesOfAll:
+    """Sample losses under models that a client function asks for: all clients' at the first call, one copy."""
+
+    def __init__(
+        self,
+        clients: Sequence[int],
+        places: Callable[[Sequence[int], str], Places],
+        uploads: Uploads,
+        losses: Callable[[Stacked, Places], Tensor],
+    ) -> None:
+        self._clients, self._places, self._uploads, self._losses = clients, places, uploads, losses
+        self._known: dict[Hashable, npt.NDArray[np.float32]] = {}
+
+    def of(self, at: int, models: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """(samples, K) losses of the client at one position."""
+        values, key = self._uploads.get(models)
+        shared = Stacked(values, None, key)
+        if key is None:  # models that this client made for itself
+            own = self._places([self._clients[at]], "train")
+            return self._losses(shared, own).cpu().numpy()
+        places = self._places(self._clients, "train")
+        if key not in self._known:
+            self._known[key] = self._losses(shared, places).cpu().numpy()
+        start = int(places.starts[at])
+        return self._known[key][start : start + int(places.sizes[at])]
+
+
+class StackedView(ClientView):
+    """A client as its own code sees it."""
+
+    def __init__(self, plain: ClientView, together: LossesOfAll, at: int) -> None:
+        self.__dict__.update(plain.__dict__)
+        self._together, self._at = together, at
+
+    def sample_losses(self, models: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """(samples, K) training losses under each model."""
+        self.forwards += self.size * len(models)
+        return self._together.of(self._at, models)

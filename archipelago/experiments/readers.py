@@ -1,0 +1,208 @@
+"""Who reads a setting, and the refusal of settings that nobody reads.
+
+An option of entries in a common section (`partition.alpha`) is read by the entries that declare it, and by no other.
+A setting that means something beside others only says so where it is declared: `setting(..., read_with=...)`. What has
+its default says nothing and is never refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from archipelago.core.errors import UserError
+from archipelago.core.registry import REGISTRIES, Registry
+from archipelago.core.schema import Leaf, leaves, quote
+from archipelago.core.settings import ExperimentSettings
+
+S = TypeVar("S", bound=Any)
+
+# {kind of a registry with a common section: the setting that chooses one of its entries}
+CHOSEN_BY = {
+    "data set": "data.name",
+    "partition": "partition.name",
+    "model": "model.name",
+    "aggregation rule": "aggregation.name",
+    "sampler": "sweep.sampler",
+    "scheduler": "sweep.scheduler",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Unread:
+    """A setting that nobody reads in this config: what would have to be said for it to be read, and what is."""
+
+    key: str
+    wanted: str
+    given: str
+    choosers: tuple[str, ...]  # the settings that decide
+
+    def sentence(self, value: Any) -> str:
+        """Expected, given, what to do."""
+        return (
+            f"Expected {self.wanted} beside {self.key}={quote(value)}, got {self.given}, with which nobody reads it: "
+            f"leave {self.key} out, or add what reads it."
+        )
+
+
+def unread(config: Any, network: str | None = None) -> Iterator[tuple[Unread, Any, Any]]:
+    """(setting, its value, its default) of every setting that says something and that nobody reads.
+
+    `network` is what `model=auto` stands for, as soon as the data says that.
+    """
+    known = leaves(type(config))
+    for leaf in known.values():
+        value = value_of(config, leaf.key)
+        if value == leaf.default:
+            continue
+        found = (
+            _of_an_entry(config, leaf, network)
+            or _of_a_clustering_rule(config, leaf)
+            or _beside_others(config, leaf, known)
+        )
+        if found is not None:
+            yield found, value, leaf.default
+
+
+def without_unread(config: S, settled: Callable[[Unread], bool], network: str | None = None) -> S:
+    """The config with the defaults of unread settings of which `settled` says that they may be forgotten."""
+    for found, _, default in list(unread(config, network)):
+        if settled(found):
+            config = replaced(config, found.key, default)
+    return config
+
+
+def only_read(configs: Mapping[str, S]) -> dict[str, S]:
+    """Configs that share settings, each without those that only others of them read; one that nobody reads stays."""
+    idle = {label: {found.key for found, _, _ in unread(config)} for label, config in configs.items()}
+    nobody = set.intersection(*idle.values()) if idle else set()
+    return {
+        label: without_unread(config, lambda found: found.key not in nobody)
+        if idle[label] - nobody
+        else config
+        for label, config in configs.items()
+    }
+
+
+def refuse_unread(config: Any, network: str | None = None) -> None:
+    """A sentence about the first setting that nobody reads."""
+    for found, value, _ in unread(config, network):
+        raise UserError(found.sentence(value))
+
+
+def replaced(section: Any, key: str, value: Any) -> Any:
+    """The settings with another value at a dotted key.
+
+    >>> replaced(ExperimentSettings(), "local.lr", 0.5).local.lr
+    0.5
+    """
+    name, _, rest = key.partition(".")
+    return dataclasses.replace(
+        section, **{name: replaced(getattr(section, name), rest, value) if rest else value}
+    )
+
+
+def value_of(config: Any, key: str) -> Any:
+    """The value of a setting by its dotted key."""
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def _of_an_entry(config: Any, leaf: Leaf, network: str | None) -> Unread | None:
+    """An option of entries of which none is chosen; None if it is read, or is no such option."""
+    section, _, name = leaf.key.rpartition(".")
+    kinds = [kind for kind, key in CHOSEN_BY.items() if key.startswith(f"{section}.") and kind in REGISTRIES]
+    readers: dict[str, list[str]] = {}
+    for kind in kinds:
+        chooser = CHOSEN_BY[kind]
+        entries = [entry.name for entry in REGISTRIES[kind].values() if _declares(entry, name)]
+        if not entries:
+            continue
+        readers[chooser] = sorted(entries)
+        chosen = _chosen(REGISTRIES[kind], config, chooser, network)
+        if chosen is None or chosen in entries:
+            return None
+    if not readers:
+        return None
+    wanted = " or ".join(f"{_short(chooser)}={_listed(names)}" for chooser, names in readers.items())
+    if section == "model" and config.model.target is not None:
+        return Unread(leaf.key, wanted, f"model.target={config.model.target}", ("model.target",))
+    given = ", ".join(f"{_short(chooser)}={value_of(config, chooser)}" for chooser in readers)
+    return Unread(leaf.key, wanted, given, tuple(readers))
+
+
+def _declares(entry: Any, option: str) -> bool:
+    return option in {field.name for field in dataclasses.fields(entry.options)}
+
+
+def _chosen(registry: Registry[Any], config: Any, chooser: str, network: str | None) -> str | None:
+    """The name of the chosen entry; None while it is not known."""
+    name = str(value_of(config, chooser))
+    if chooser == "model.name" and config.model.target is not None:
+        return ""
+    if chooser == "model.name" and name == "auto":
+        return network
+    return registry.entry(name).name
+
+
+def _of_a_clustering_rule(config: Any, leaf: Leaf) -> Unread | None:
+    """An option of a clustering rule that no method of this config uses."""
+    section = leaf.key.partition(".")[0]
+    rules = REGISTRIES.get("clustering rule", {})
+    owner = next((entry.name for entry in rules.values() if entry.section == section), None)
+    if owner is None or not isinstance(config, ExperimentSettings):
+        return None
+    from archipelago.experiments.config import method_parts
+
+    uses = {
+        f"{part}.clustering": getattr(config, part).clustering
+        for part in sorted(method_parts(config.ensemble or config.method))
+        if hasattr(getattr(config, part, None), "clustering")
+    }
+    if owner in uses.values():
+        return None
+    wanted = " or ".join(f"{key}={owner}" for key in uses) or f"a method with clustering={owner}"
+    given = ", ".join(f"{key}={value}" for key, value in uses.items()) or f"method={config.method}"
+    return Unread(leaf.key, wanted, given, ("method", "ensemble", *uses))
+
+
+def _beside_others(config: Any, leaf: Leaf, known: Mapping[str, Leaf]) -> Unread | None:
+    """A setting that is read only beside certain values of others (`read_with`), none of which is there."""
+    conditions: Mapping[str, Any] = leaf.metadata.get("read_with", {})
+    if not conditions or (leaf.key.startswith("local.") and config.model.target is not None):
+        return None  # a module of the user's own may read what it likes
+    section = leaf.key.rpartition(".")[0]
+    wanted, given, keys = [], [], []
+    for name, needed in conditions.items():
+        key = f"{section}.{name}" if f"{section}.{name}" in known else name
+        value = value_of(config, key)
+        if _holds(value, needed):
+            return None
+        wanted.append(
+            f"{_short(key)}={_listed(needed)}" if isinstance(needed, tuple) else _more(key, value, needed)
+        )
+        given.append(f"{_short(key)}={quote(value)}")
+        keys.append(key)
+    return Unread(leaf.key, " or ".join(wanted), ", ".join(given), tuple(keys))
+
+
+def _holds(value: Any, needed: Any) -> bool:
+    if isinstance(needed, tuple):
+        return value in needed
+    return (len(value) if isinstance(value, list) else value) > needed
+
+
+def _more(key: str, value: Any, needed: Any) -> str:
+    return f"{key}=[...]" if isinstance(value, list) else f"{key} > {needed}"
+
+
+def _short(key: str) -> str:
+    """`partition.name` is written `partition`."""
+    return key.removesuffix(".name")
+
+
+def _listed(names: Iterable[Any]) -> str:
+    *others, last = [str(name) for name in names]
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,0 +1,125 @@
+"""What a run is of: one hash of its settings, its partition and its format, written when it is made.
+
+`identity.json` holds the hash and what it was made of, `status.json` and the manifest of every checkpoint hold the
+hash. Whoever continues, reports or adopts a run compares: a config that was edited since, another partition or a
+checkpoint of another run is noticed, and the sentence names what differs. Runs from before have none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from archipelago.core.errors import UserError
+from archipelago.runs.format import FORMAT
+
+FILE = "identity.json"
+
+# Settings that may differ between two processes of one run: where it lives, how it is executed, what listens to it.
+ELSEWHERE = ("name", "storage", "fleet.", "checkpoint.", "records.", "idle_rounds", "callbacks", "loggers",
+             "tensorboard", "choose_clusters", "data.root", "data.download", "data.cache", "data.mapped",
+             "partition.cache", "local.engine", "local.executor", "local.normalise")  # fmt: skip
+
+
+def describe(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The content of `identity.json` of a run with this config, whose files are in `folder`."""
+    content = {"settings": _settings(config), "partition": _partition(folder), "format": FORMAT}
+    return {"identity": _hash(content), **content, "plugins": _plugins(config)}
+
+
+def identity_of(run: Path) -> str | None:
+    """The hash that a run was made with; None of a run from before, or of a folder that is none."""
+    return None if (known := _read(run)) is None else str(known["identity"])
+
+
+def difference(run: Path, config: Mapping[str, Any], stated: str | None) -> str | None:
+    """What differs from what the run was made with, in words; None if nothing does.
+
+    `config` is the run's config as it is now, `stated` the hash in its `status.json`.
+    """
+    known = _read(run)
+    if known is None:
+        return f"{FILE} is missing" if stated is not None else None
+    content = {key: known[key] for key in ("settings", "partition", "format")}
+    if _hash(content) != known["identity"] or stated not in (None, known["identity"]):
+        return f"{FILE} is not the one that the run was made with"
+    then, now = known["settings"], _settings(config)
+    for key in dict.fromkeys([*then, *now]):
+        if key not in then or key not in now or then[key] != now[key]:
+            return f"{key} was {_shown(then, key)} and is {_shown(now, key)} in config.yaml"
+    if _partition(run) != known["partition"]:
+        return "partition.safetensors is another one"
+    return None
+
+
+def check_identity(run: Path, config: Mapping[str, Any], stated: str | None) -> None:
+    """A `UserError` if a run's config or partition was changed since it was made."""
+    if (other := difference(run, config, stated)) is not None:
+        raise UserError(
+            f"Expected {run} as it was made, got another one: {other}. Set it back, or start a run of its own with "
+            "name=..."
+        )
+
+
+def changed_plugins(run: Path, config: Mapping[str, Any]) -> list[str]:
+    """Plug-ins whose file is another one than when the run was made."""
+    known, now = (_read(run) or {}).get("plugins", {}), _plugins(config)
+    return [name for name, content in now.items() if name in known and known[name] != content]
+
+
+def _read(run: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads((run / FILE).read_text(encoding="utf-8"))
+        if not isinstance(content["identity"], str) or not isinstance(content["settings"], dict):
+            raise TypeError("a hash and settings were expected")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{run / FILE} is damaged ({error}); the run cannot be used.") from error
+    known: dict[str, Any] = content
+    return known
+
+
+def _settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The settings that count, by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= _settings(value, f"{name}.")
+        elif not any(name == each or (each.endswith(".") and name.startswith(each)) for each in ELSEWHERE):
+            found[name] = value
+    return found
+
+
+def _partition(folder: Path) -> str | None:
+    try:
+        return hashlib.blake2b((folder / "partition.safetensors").read_bytes(), digest_size=16).hexdigest()
+    except OSError:
+        return None
+
+
+def _plugins(config: Mapping[str, Any]) -> dict[str, str]:
+    """The content of each plug-in's file; empty of one that cannot be found here."""
+    found = {}
+    for name in config.get("plugins") or []:
+        try:
+            spec = importlib.util.find_spec(str(name))
+            content = Path(spec.origin).read_bytes() if spec is not None and spec.origin else b""
+        except (ImportError, OSError, ValueError):
+            content = b""
+        found[str(name)] = hashlib.blake2b(content, digest_size=8).hexdigest() if content else ""
+    return found
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _shown(settings: Mapping[str, Any], key: str) -> str:
+    return json.dumps(settings[key], default=str) if key in settings else "not there"

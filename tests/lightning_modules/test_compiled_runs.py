@@ -1,0 +1,91 @@
+"""Whole experiments with the compiled engine: any layout, any method, recorded with the run and told by reports."""
+
+import json
+
+import numpy as np
+import pytest
+
+from archipelago.experiments.callbacks import CallbackFailure
+from archipelago.experiments.runner import resume, run_experiment
+from archipelago.reports.groups import make_groups
+from archipelago.reports.tables import build_tables
+from archipelago.runs.sweeps import find_trials
+from lightning_modules.engines.compiled.build import CannotBuild, library
+from tests.support.callbacks import StopAfter
+from tests.support.experiments import config_of, outcome, run, session_of
+from tests.support.runs import assert_equal_runs
+from tests.support.written_runs import write_run
+
+try:
+    library()
+except CannotBuild as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+COMPILED = ("local.engine=compiled", "model=cnn_digits")
+# Frozen logits, sample weights, penalties of parameters and of outputs, losses under K models, client functions.
+METHODS = ("fedavg", "ifca+cam", "fedem", "wecfl+con+cks", "fedsoft", "ditto")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_give_the_same_bits_in_any_layout_and_the_numbers_of_the_loop(method):
+    more = ("con.form=rep",) if "con" in method else ()
+    settings = (f"method={method}", *more)
+    whole = session_of(*settings, *COMPILED)
+    reports = run(whole, 2)
+    parts = session_of(*settings, *COMPILED, blocks=[[5], [0, 1, 2, 3, 4, 6, 7]])
+    assert outcome(parts, run(parts, 2)) == outcome(whole, reports)
+    assert not [note for report in reports for note in report.events if "loop" in note]
+    loop = session_of(*settings, "model=cnn_digits")
+    for found, expected in zip(reports, run(loop, 2), strict=True):
+        for name, value in expected.metrics.items():
+            if "loss" in name and isinstance(value, float):
+                assert found.metrics[name] == pytest.approx(value, rel=1e-3), name
+
+
+def test_a_fallback_is_a_note_of_the_round():
+    session = session_of("local.engine=compiled", "model.target=tests.support.modules.DropoutModule")
+    (note,) = [note for report in run(session, 2) for note in report.events if "compiled" in note]
+    assert "falls back to loop" in note and "Dropout" in note
+
+
+def test_the_engine_is_recorded_and_a_stopped_run_continues_with_the_same_bits(tmp_path):
+    config = config_of("method=ifca", *COMPILED, f"storage={tmp_path}", "name=whole")
+    whole = run_experiment(config, quiet=True)
+    assert json.loads((whole / "environment.json").read_text())["compute"]["engine"] == "compiled"
+    config = config_of("method=ifca", *COMPILED, f"storage={tmp_path}", "name=stopped", "checkpoint.every=1")
+    with pytest.raises(CallbackFailure):
+        run_experiment(config, quiet=True, callbacks=[StopAfter(2)])
+    resume(tmp_path / "stopped", quiet=True)
+    assert_equal_runs(whole, tmp_path / "stopped")
+    plain = run_experiment(
+        config_of("method=fedavg", f"storage={tmp_path}", "name=plain", "rounds=1"), quiet=True
+    )
+    assert json.loads((plain / "environment.json").read_text())["compute"]["engine"] == "loop"
+
+
+def test_a_table_says_when_rows_differ_in_their_engine(tmp_path):
+    def notes(**engines):
+        for method, engine in engines.items():
+            path = tmp_path / "-".join([method, *engines.values()])
+            write_run(path, method=method, seed=0, accuracy=[0.1, 0.2, 0.3])
+            environment = path / "environment.json"
+            known = json.loads(environment.read_text()) if environment.is_file() else {}
+            environment.write_text(json.dumps({**known, "compute": {"engine": engine}}))
+        paths = [tmp_path / "-".join([method, *engines.values()]) for method in engines]
+        (table,) = build_tables(make_groups(find_trials(paths)))
+        return [note for note in table.notes if "engine" in note]
+
+    assert notes(ifca="compiled", fedavg="compiled") == []
+    (note,) = notes(ifca="compiled", fedavg="loop")
+    assert "compiled: IFCA; loop: FedAvg" in note and "rounding" in note
+
+
+def test_losses_of_models_go_through_the_kernels():
+    session = session_of("method=ifca", *COMPILED)
+    run(session, 1)
+    (block,) = session.fleet.blocks if hasattr(session.fleet, "blocks") else session.fleet._blocks
+    index = np.arange(20)
+    vector = block.initial(1, "test")[0]
+    assert np.array_equal(
+        block.forward.outputs(vector, index).numpy(), block.engine.outputs(vector, index).numpy()
+    )

@@ -1,0 +1,136 @@
+"""What a run is of: noticed where its config, its partition or its checkpoints are another's."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from archipelago import adopt, open_run
+from archipelago.core.errors import UserError
+from archipelago.experiments.new_clients import NewClient
+from archipelago.experiments.runner import resume, run_experiment
+from archipelago.reports.groups import make_groups
+from archipelago.reports.tables import build_tables
+from archipelago.runs.identity import identity_of
+from archipelago.runs.status import read_status
+from archipelago.runs.sweeps import find_trials
+from tests.support.experiments import config_of
+from tests.support.runs import assert_equal_runs, events
+
+
+def made(path: Path, *settings: str) -> Path:
+    return run_experiment(
+        config_of("method=fedavg", "checkpoint.every=1", "rounds=3", *settings), path, quiet=True
+    )
+
+
+def interrupted(path: Path, *settings: str) -> Path:
+    """A finished run as a kill after its second round left it."""
+    made(path, *settings)
+    shutil.rmtree(path / "checkpoints/round-000003")
+    status = json.loads((path / "status.json").read_text())
+    (path / "status.json").write_text(json.dumps({**status, "state": "failed", "rounds_done": 2}))
+    return path
+
+
+def edit(run: Path, pattern: str, text: str) -> None:
+    before = (run / "config.yaml").read_text()
+    after = re.sub(pattern, text, before, count=1, flags=re.M)
+    assert before != after
+    (run / "config.yaml").write_text(after)
+
+
+def test_identity_is_one_in_status_and_manifests_and_differs_by_what_counts(tmp_path: Path) -> None:
+    first = made(tmp_path / "first")
+    identity = identity_of(first)
+    assert identity is not None and read_status(first).identity == identity
+    for manifest in first.glob("checkpoints/*/manifest.json"):
+        assert json.loads(manifest.read_text())["identity"] == identity
+    assert identity_of(made(tmp_path / "same", "fleet.actors=2", "checkpoint.keep=3")) == identity
+    assert identity_of(made(tmp_path / "seed", "seed=1")) != identity
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "sentence"),
+    [
+        (r"^  lr: .*", "  lr: 0.5", "local.lr was 0.05 and is 0.5"),
+        (r"^seed: .*", "seed: 7", "seed was 0 and is 7"),
+        (r"^rounds: .*", "rounds: 9", "rounds was 3 and is 9"),
+        (r"^method: .*", "method: local", 'method was "fedavg" and is "local"'),
+        (r"^weights: .*\n", "", 'weights was "size" and is not there'),
+    ],
+)
+def test_identity_of_an_edited_config_is_refused_by_the_key(
+    tmp_path: Path, pattern: str, text: str, sentence: str
+) -> None:
+    run = interrupted(tmp_path / "run")
+    edit(run, pattern, text)
+    x, y = config_samples()
+    for use in (lambda: resume(run, quiet=True), lambda: adopt(run, [NewClient(x, y, x, y)])):
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            use()
+    (group,) = make_groups(find_trials([run]))
+    assert sentence in group.note
+
+
+def config_samples():  # type: ignore[no-untyped-def]
+    from archipelago.data import load_dataset
+
+    data = load_dataset(config_of().data, 0)
+    return data.x_train[:4], data.y_train[:4]
+
+
+def test_identity_lets_a_run_move_and_change_its_fleet(tmp_path: Path) -> None:
+    run = interrupted(tmp_path / "run")
+    edit(run, r"^  actors: .*", "  actors: 2")
+    moved = tmp_path / "elsewhere"
+    run.rename(moved)
+    resume(moved, quiet=True)
+    assert_equal_runs(moved, made(tmp_path / "straight"))
+
+
+def test_identity_of_another_partition_or_checkpoint_is_noticed(tmp_path: Path) -> None:
+    other = made(tmp_path / "other", "seed=1")
+    run = interrupted(tmp_path / "run", "checkpoint.keep=3")
+    shutil.rmtree(run / "checkpoints/round-000002")
+    shutil.copytree(other / "checkpoints/round-000002", run / "checkpoints/round-000002")
+    resume(run, quiet=True)  # from round 1, whose checkpoint is its own
+    assert any("is of another run" in event for event in events(run))
+    assert_equal_runs(run, made(tmp_path / "straight"))
+    run = interrupted(tmp_path / "second")
+    shutil.copy(other / "partition.safetensors", run)
+    with pytest.raises(UserError, match=r"partition\.safetensors is another one"):
+        resume(run, quiet=True)
+
+
+def test_identity_of_a_finished_run_that_was_edited_costs_its_rank(tmp_path: Path) -> None:
+    runs = [made(tmp_path / "one"), made(tmp_path / "two", "local.lr=0.2")]
+    edit(runs[1], r"^  lr: .*", "  lr: 0.3")
+    (table,) = build_tables(make_groups(find_trials(runs)))
+    ranks = [row.cells["micro_accuracy"].rank for row in table.rows]
+    assert ranks == [1, None] and "local.lr was 0.2 and is 0.3" in table.rows[1].note
+
+
+def test_identity_that_is_gone_or_damaged_is_a_sentence_and_old_runs_have_none(tmp_path: Path) -> None:
+    run = interrupted(tmp_path / "run")
+    (run / "identity.json").write_text("{")
+    with pytest.raises(UserError, match=r"identity\.json is damaged"):
+        resume(run, quiet=True)
+    (run / "identity.json").unlink()
+    with pytest.raises(UserError, match=r"identity\.json is missing"):
+        resume(run, quiet=True)
+    old = interrupted(tmp_path / "old")
+    (old / "identity.json").unlink()
+    status = json.loads((old / "status.json").read_text())
+    del status["identity"]
+    (old / "status.json").write_text(json.dumps({**status, "format": 2}))
+    for manifest in old.glob("checkpoints/*/manifest.json"):
+        content = json.loads(manifest.read_text())
+        del content["identity"]
+        manifest.write_text(json.dumps(content))
+    resume(old, quiet=True)
+    assert open_run(old).status.state == "finished"
