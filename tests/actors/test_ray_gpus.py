@@ -125,7 +125,7 @@ def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
         (("fleet.clients_per_actor=1",), {"CPU": 1.0, "GPU": 0.25}, 8, ""),
         (("fleet.actors=1",), {"CPU": 1.0, "GPU": 1.0}, 1, "fleet.actors=1 was set"),
         (
-            ("clients=1", "data.rotations=1"),
+            ("clients=1", "clusters=1", "data.rotations=1"),
             {"CPU": 1.0, "GPU": 1.0},
             1,
             "there are fewer clients (1) than GPUs",
