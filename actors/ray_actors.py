@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import deque
@@ -82,7 +83,8 @@ class ClientActor:
         states = {client: state for client, state in self.block.snapshot().items() if client in clients}
         for some in arriving:
             states |= some
-        del self.block  # what it holds on the device goes before the next one comes
+        del self.block
+        gc.collect()  # what it held on the device goes before the next one comes
         self.block = self._block(clients)
         self.block.restore(states)
 
