@@ -110,6 +110,8 @@ def test_wheel_holds_the_package_its_data_and_nothing_else(wheel: Path) -> None:
         "archipelago/reports/published_results.csv",
         "archipelago/reports/page.js",
         "actors/grafana_dashboard.json",
+        "lightning_modules/engines/compiled/kernels.c",
+        "lightning_modules/engines/compiled/lanes.h",
     ):
         assert wanted in names, wanted
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -43,6 +43,9 @@ SANITIZE = (
 )
 
 
+_BUILDING = threading.Lock()
+
+
 class CannotBuild(Exception):
     """Why there are no kernels here, as a clause of a sentence."""
 
@@ -90,7 +93,13 @@ def _compiler() -> tuple[str, str]:
 
 
 def library_path() -> Path:
-    """The compiled kernels for this processor, built if they are not there: one file per source, compiler and flags.
+    """The compiled kernels for this processor; who asks while they are being built waits for them."""
+    with _BUILDING:
+        return _built()
+
+
+def _built() -> Path:
+    """The file, built if it is not there: one per source, compiler and flags.
 
     A home folder may be shared by machines of several kinds, and several processes may build at once: the name says
     what is inside, and the file appears whole.
