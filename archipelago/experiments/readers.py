@@ -150,7 +150,7 @@ def _chosen(registry: Registry[Any], config: Any, chooser: str, network: str | N
 def _of_a_clustering_rule(config: Any, leaf: Leaf) -> Unread | None:
     """An option of a clustering rule that no method of this config uses."""
     section = leaf.key.partition(".")[0]
-    rules = REGISTRIES.get("clustering rule", {})
+    rules: Mapping[str, Any] = REGISTRIES.get("clustering rule", {})
     owner = next((entry.name for entry in rules.values() if entry.section == section), None)
     if owner is None or not isinstance(config, ExperimentSettings):
         return None
