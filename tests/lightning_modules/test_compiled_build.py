@@ -160,20 +160,28 @@ def _library_of_the_compiler(name):
 
 @needs_kernels
 @pytest.mark.slow
-def test_kernels_under_the_sanitizers(tmp_path):
-    """AddressSanitizer (gaps between tensors are forbidden memory) and UBSan, on the numerical tests."""
+@pytest.mark.parametrize(
+    "instructions",
+    [ABLE[0] if ABLE else "none", *(pytest.param(each, marks=pytest.mark.full) for each in ABLE[1:])],
+)
+def test_numerical_tests_under_the_sanitizers(tmp_path, instructions):
+    """AddressSanitizer (gaps between tensors are forbidden memory) and UBSan."""
+    assert instructions in ABLE, REASON
     # libstdc++ beside it, so that exceptions of libraries that bring their own are found.
     preloaded = [_library_of_the_compiler(name) for name in ("libasan.so", "libstdc++.so")]
     if not all(Path(each).is_file() for each in preloaded):
         pytest.skip("the compiler has no AddressSanitizer to preload")
-    for instructions in ABLE:
-        environment = {**os.environ, "ARCHIPELAGO_KERNELS": f"{instructions}+sanitize",
-                       "LD_PRELOAD": " ".join(preloaded),
-                       "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1", "XDG_CACHE_HOME": str(tmp_path)}  # fmt: skip
-        command = [sys.executable, "-m", "tests.support.compiled_sanitized"]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.split()[-2:] == ["caught", "fine"]
+    environment = {
+        **os.environ,
+        "ARCHIPELAGO_KERNELS": f"{instructions}+sanitize",
+        "LD_PRELOAD": " ".join(preloaded),
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    command = [sys.executable, "-m", "tests.support.compiled_sanitized"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split()[-2:] == ["caught", "fine"]
 
 
 @needs_kernels

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
+from pathlib import Path
 
-import numpy as np
 import torch
-from torch import nn
 
-from tests.support.compiled import Bench, network
+from tests.lightning_modules import test_compiled as numerical
+from tests.support.compiled import Bench, digest, network
 
-SHAPES = {
-    "mlp": ((1, 5, 5), {"hidden": [7, 33]}),
-    "cnn_cifar": ((3, 17, 19), {}),
-    "cnn_fashion": ((1, 9, 30), {}),
-    "resnet_slim": ((3, 25, 27), {}),
-    "cnn_celeba": ((3, 17, 18), {}),
-}
-
-
-def odd() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 9, (4, 3), stride=(3, 2), padding=(2, 5)), nn.GroupNorm(3, 9), nn.ReLU(),
-        nn.MaxPool2d(3, 2, padding=1, ceil_mode=True), nn.Conv2d(9, 5, (1, 2)), nn.AvgPool2d(2, 1, padding=1),
-        nn.Flatten(), nn.Linear(120, 5),
-    )  # fmt: skip
+NETWORKS = ("mlp", "cnn_digits", "cnn_celeba", "resnet_slim", "cnn_cifar")
 
 
 def main() -> None:
+    """The numerical tests, fuzzed shapes among them, and digests: a sanitized build computes the same bits."""
     torch.set_num_threads(1)
-    makers = {name: (network(name, shape, 5, **options), shape) for name, (shape, options) in SHAPES.items()}
-    makers["odd"] = (odd, (3, 14, 11))
-    for name, (make, shape) in makers.items():
-        optimizer = None if name == "odd" else lambda p: torch.optim.Adam(p, lr=0.01)
-        bench = Bench(make, shape, optimizer=optimizer)
-        assert not bench.engine.notes, bench.engine.notes
-        weights = (np.arange(60), np.linspace(0.5, 2, 60, dtype=np.float32))
-        job = bench.job([16, 33, 5], sample_weights=weights, on_top_of=[bench.model.vector()])
-        result = bench.engine.train_one(job)
-        outputs = bench.engine.outputs(result.model, np.arange(59))
-        assert np.isfinite(result.model).all() and outputs.isfinite().all()
+    numerical.test_random_shapes_agree_with_float64()
+    numerical.test_pools_with_padding_and_overlap_agree_with_float64()
+    numerical.test_branches_add_their_gradients()
+    numerical.test_a_job_gives_the_same_bits_alone_and_after_others()
+    for raw in ("bytes", "floats"):
+        numerical.test_samples_are_normalised_to_the_bits_of_samples(raw)
+    for name in NETWORKS:
+        numerical.test_networks_of_the_papers_agree_with_float64(name)
+    for option in numerical.OPTIONS:
+        numerical.test_options_agree_with_float64("cnn_digits", option)
+    stored = json.loads((Path(__file__).parent / "compiled_digests.json").read_text())
+    for name in ("mlp", "cnn_fashion", "cnn_celeba"):
+        assert digest(name) == stored[name], name
 
 
 def caught() -> bool:
