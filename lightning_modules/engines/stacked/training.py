@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from archipelago.core.randomness import generator
 from archipelago.strategies.penalties import Penalty
 from lightning_modules.engines.stacked.batched import Anchors, Batch, BatchedModel
 from lightning_modules.engines.stacked.optimizers import SlabOptimizer, Slabs
@@ -298,8 +299,7 @@ class _Table:
 
 def _keys(seed: int, steps: int, layers: int) -> npt.NDArray[np.int64]:
     """(steps, layers) 32-bit keys of one client's training."""
-    drawn = np.random.SeedSequence(seed).generate_state(steps * layers, np.uint32)
-    return drawn.astype(np.int64).reshape(steps, layers)
+    return generator(seed, "dropout").integers(0, 2**32, (steps, layers), np.int64)
 
 
 def _placed(positions: npt.NDArray[np.int64], count: int, device: torch.device) -> Tensor | None:
