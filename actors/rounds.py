@@ -129,7 +129,7 @@ class RoundState:
 
     def count_passes(self, done: float, of: float) -> None:
         """A search for the best of K models is over."""
-        self.passes = (self.passes[0] + done, self.passes[1] + of)
+        self.passes = (self.passes[0] + float(done), self.passes[1] + float(of))
 
     def spent(self) -> dict[str, float]:
         """Seconds by stage; `share_best`: of all samples under all K models, how many the searches looked at."""
