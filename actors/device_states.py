@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from actors.client_states import ClientStates, State
+from actors.devices import free_memory
 from lightning_modules.engines.stacked.optimizers import SlabOptimizer
 
 MODEL, OPTIMIZER = "model/", "optimizer/"  # beginnings of the names of what lives in slabs
-RESERVE = 0.1  # share of a device's memory that slabs leave to everything else
+RESERVE = 0.2  # share of a device's free memory that slabs leave to everything else
 
 Positions = npt.NDArray[np.int64]
 
@@ -55,8 +56,8 @@ class Slab:
     def commit(self, device: torch.device) -> None:
         """Make the changes permanent."""
         for patch in self.pending:
-            self.has[patch.clients], self.steps[patch.clients] = patch.has, patch.steps
             if not patch.has:
+                self.has[patch.clients] = False
                 continue
             everyone = np.array_equal(patch.clients, np.arange(len(self.has)))
             for name, rows in patch.parts.items():
@@ -68,6 +69,7 @@ class Slab:
                     home = self.parts[name] = _allocate(len(self.has), rows.shape[1], device)
                 at = torch.from_numpy(patch.clients).to(home.device, non_blocking=True)
                 home.index_copy_(0, at, rows.to(home.device))
+            self.has[patch.clients], self.steps[patch.clients] = True, patch.steps
         self.pending = []
         if not self.has.any():
             self.parts = {}
@@ -75,10 +77,8 @@ class Slab:
 
 def _allocate(count: int, width: int, device: torch.device) -> Tensor:
     """A slab on the device, or in pinned host memory where the device has no room for it."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        if 4 * count * width > free - RESERVE * total:
-            return torch.zeros(count, width, pin_memory=True)
+    if device.type == "cuda" and 4 * count * width > (1 - RESERVE) * free_memory(device):
+        return torch.zeros(count, width, pin_memory=True)
     return torch.zeros(count, width, device=device)
 
 
@@ -223,7 +223,8 @@ class DeviceStates(ClientStates):
         found = super().snapshot()
         states = {client: dict(state) for client, state in found.items()}
         for name, slab in self._slabs.items():
-            parts = {part: rows.cpu().numpy() for part, rows in slab.parts.items()}
+            # Memory of its own: a slab on the host is written to by the next commit, while a thread may write this.
+            parts = {part: rows.detach().to("cpu", copy=True).numpy() for part, rows in slab.parts.items()}
             for row, client in enumerate(self._clients):
                 if slab.has[row]:
                     own = {part: rows[row] for part, rows in parts.items()}

@@ -67,7 +67,7 @@ class Forward:
                 "none: add it (see lightning_modules/base.py) to use methods that compare models by their loss."
             )
         losses: Tensor = module.loss(outputs, y, reduction="none")
-        return losses
+        return losses.flatten(1).mean(dim=1) if losses.dim() > 1 else losses
 
     @property
     def never_negative(self) -> bool:

@@ -19,7 +19,7 @@ from actors.best import best_of_all
 from actors.block import ClientBlock
 from actors.client_states import State
 from actors.device_states import DeviceStates, Positions, taken
-from actors.devices import effective_tier
+from actors.devices import effective_tier, free_memory
 from actors.metrics import client_metrics
 from actors.requests import (
     BestRequest,
@@ -75,7 +75,7 @@ class StackedBlock(ClientBlock):
                 std=setup.std,
                 classes=setup.classes,
                 device=where,
-                room=torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else None,
+                room=free_memory(where) if where.type == "cuda" else None,
             )
             tier = effective_tier(setup.determinism, device, exact_engine=False)
             exact = (setup.local.batch, setup.evaluation.batch) if tier == "exact" else None
@@ -123,14 +123,14 @@ class StackedBlock(ClientBlock):
             side, clients = self._device_side(arrays), request.clients
             received = request.start.received_by(clients, side)
             work = self._work(request, side)
+            frozen = self.tables.frozen_models(request, side)
             outcome = self.parts.train(work)
             measured = self._measured(outcome.objective, outcome.models)
             arrived = np.asarray(np.isfinite(measured).all(axis=1))
             self._store(request, outcome, arrived)
-        frozen = self.tables.frozen_models(request, side)
         rows = []
         for at, batches in enumerate(work.batches):
-            forward = frozen * len(np.unique(np.concatenate(batches))) if frozen else 0
+            forward = int(frozen[at]) * len(np.unique(np.concatenate(batches))) if frozen[at] else 0
             backward = sum(len(batch) for batch in batches)
             rows.append((*measured[at].tolist(), backward, forward, received[at]))
         return rows
@@ -260,6 +260,9 @@ class StackedBlock(ClientBlock):
             side = self._device_side(arrays)
             places = self.places.get(clients, "train")
             at = request.models.stack(clients, side)
+            missing = np.flatnonzero(~at.present(len(clients)))
+            if len(missing):
+                raise ValueError(f"client {clients[int(missing[0])]} has no model to take a gradient at")
             under = self.tables.sum_of_outputs(request.on_top_of, clients, side, places)
             batches = [
                 [places.starts[i] + np.arange(a, min(a + width, size)) for a in range(0, int(size), width)]
@@ -312,7 +315,7 @@ class StackedBlock(ClientBlock):
         if not self.batched:
             return super().map(request, *arrays)
         side, prefix, results = self._device_side(arrays), request.prefix, []
-        together = LossesOfAll(request.clients, self.places.get, self.uploads, self.sample_losses)
+        together = LossesOfAll(request.clients, arrays, self.places.get, self.uploads, self.sample_losses)
         for at, client in enumerate(request.clients):
             with self._failing(client, request.round, request.stage):
                 inputs = {

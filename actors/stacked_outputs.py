@@ -15,6 +15,7 @@ from torch import Tensor
 from actors.device_states import Positions
 from actors.requests import ClientSamples
 from actors.stacking import Stacked
+from archipelago.core.errors import UserError
 from lightning_modules.engines.stacked.batched import BatchedModel
 from lightning_modules.engines.stacked.training import Chunks
 
@@ -175,7 +176,7 @@ class StackedOutputs:
             if len(group)
         ]
         if not parts:
-            return self._pass(what.values[0], places.rows[:1])[:0].new_zeros(len(places), 1)
+            return self._nothing(what, places)
         joined = torch.cat(parts)
         return joined.new_zeros(len(places), *joined.shape[1:]).index_copy_(0, order, joined)
 
@@ -190,7 +191,13 @@ class StackedOutputs:
                 if made is None:
                     made = outputs.new_zeros(len(places), *outputs.shape[1:])
                 made.index_copy_(0, at, outputs)
-        return self._pass(what.values[0], places.rows[:0]) if made is None else made
+        return self._nothing(what, places) if made is None else made
+
+    def _nothing(self, what: Stacked, places: Places) -> Tensor:
+        """Zeros for everybody: nobody has a model, or whoever has one has no samples."""
+        any_row = torch.zeros(1, dtype=torch.int32).to(places.rows.device)
+        shape = self._pass(what.values[0], any_row).shape[1:]
+        return torch.zeros(len(places), *shape, device=self.model.device)
 
     def _padded(
         self, what: Stacked, places: Places, among: Positions, chosen: Positions
@@ -216,6 +223,12 @@ class StackedOutputs:
             except torch.OutOfMemoryError:
                 if self.model.rows_of_a_pass == 1:
                     raise
+                if self.model.exact:
+                    raise UserError(
+                        f"Expected {self.model.rows_of_a_pass} samples in a forward pass to fit the device under "
+                        "determinism=exact, and they do not: set evaluation.batch lower, the same for all runs that "
+                        "are compared, or determinism=seeded."
+                    ) from None
                 self.model.rows_of_a_pass = (self.model.rows_of_a_pass + 1) // 2
                 self.chunks.notes.append(
                     "Out of device memory in a forward pass: continuing with "

@@ -36,7 +36,7 @@ def predicted(
     sums = weights.sum(axis=1)
     plain = bool(np.isin(weights, (0.0, 1.0)).all())
     divides = request.combine != "logit_sum" and not (sums == 1.0).all()
-    sent = torch.from_numpy(np.concatenate([weights, np.maximum(sums, 1e-300)[:, None]], axis=1)).to(
+    sent = torch.from_numpy(np.concatenate([weights, np.where(sums == 0, 1.0, sums)[:, None]], axis=1)).to(
         side.device
     )
     by_place = sent.to(torch.float32).index_select(0, places.owner)
@@ -47,7 +47,9 @@ def predicted(
             continue
         outputs = _as_combined(_outputs_where(models, used, places, outputs_of), request.combine, classes)
         if not (plain and used.all()):
-            outputs = outputs * by_place[:, m : m + 1].reshape([-1] + [1] * (outputs.dim() - 1))
+            weight = by_place[:, m : m + 1].reshape([-1] + [1] * (outputs.dim() - 1))
+            # A model that counts for nothing may say anything, also what is not finite.
+            outputs = torch.where(weight != 0, outputs * weight, 0.0)
         total = outputs if total is None else total + outputs
     assert total is not None
     return total / by_place[:, -1:].reshape([-1] + [1] * (total.dim() - 1)) if divides else total

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from actors.device_states import DeviceStates
 from actors.requests import TrainRequest
 from actors.stacked_outputs import Places, StackedOutputs
-from actors.stacking import DeviceSide
+from actors.stacking import DeviceSide, Stacked
 from actors.wire import Encoded
 from archipelago.strategies.penalties import Penalty
 
@@ -32,6 +33,7 @@ class StackedTables:
         for number, penalty in enumerate(request.penalties):
             for name, encoded in penalty.outputs.items():
                 models = encoded.stack(clients, side)  # type: ignore[union-attr]  # references travel encoded
+                _require(models, clients, name)
                 shared = models.rows is None and models.values.dim() == 2
                 tables[f"{number}.{name}"] = (
                     torch.stack(self._outputs.of_each(models, places), dim=1)
@@ -57,12 +59,15 @@ class StackedTables:
                 total = outputs if total is None else total + outputs
         return total
 
-    def frozen_models(self, request: TrainRequest, side: DeviceSide) -> int:
-        """How many models each sample goes forward through, besides the one that is trained."""
-        count = len(request.on_top_of)
+    def frozen_models(self, request: TrainRequest, side: DeviceSide) -> npt.NDArray[np.int64]:
+        """(n,) how many models a client's samples go forward through, besides the one that is trained."""
+        clients = request.clients
+        count = np.zeros(len(clients), np.int64)
+        for encoded in request.on_top_of:
+            count += encoded.stack(clients, side).present(len(clients))
         for penalty in request.penalties:
-            for encoded in penalty.outputs.values():
-                models = encoded.stack(request.clients, side)  # type: ignore[union-attr]
+            for encoded in penalty.outputs.values():  # type: ignore[assignment]
+                models = encoded.stack(clients, side)
                 count += len(models.values) if models.rows is None and models.values.dim() == 2 else 1
         return count
 
@@ -73,8 +78,16 @@ class StackedTables:
         found: dict[str, tuple[Tensor, bool]] = {}
         for name, encoded in penalty.anchors.items():
             models = encoded.stack(clients, side)  # type: ignore[union-attr]
+            _require(models, clients, name)
             shared = models.rows is None
             value = models.values if shared else models.of(np.arange(len(clients)), self._device)
             is_model = encoded.is_model  # type: ignore[union-attr]
             found[name] = (value[..., : self._parameters] if is_model else value, shared)
         return found
+
+
+def _require(models: Stacked, clients: Sequence[int], what: str) -> None:
+    """A reference of a penalty means something for every client."""
+    missing = np.flatnonzero(~models.present(len(clients)))
+    if len(missing):
+        raise ValueError(f"client {clients[int(missing[0])]} has no model for '{what}' of a penalty")

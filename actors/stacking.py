@@ -75,13 +75,17 @@ class Uploads:
     def get(self, array: npt.NDArray[Any]) -> tuple[Tensor, Hashable]:
         """The array on the device, and a key that stands for its content while the round lasts."""
         if not is_value(array):
-            return tensor_of(array).to(self._device, copy=True), None
-        key = ("array", array.ctypes.data, array.shape, array.strides)
+            return self.send(array), None
+        key = ("array", array.ctypes.data, array.shape, array.strides, array.dtype.str)
         if key not in self._kept:
             # The array is kept: as long as it is alive, its address is its own.
             self._kept[key] = (array, tensor_of(array).to(self._device))
         self._asked.add(key)
         return self._kept[key][1], key
+
+    def send(self, array: npt.NDArray[Any]) -> Tensor:
+        """An array on the device that nobody will ask for again."""
+        return tensor_of(array).to(self._device, copy=True)
 
     def clear(self) -> None:
         """The round is over."""
@@ -211,7 +215,7 @@ def fixed_point_sums(
     totals = torch.zeros(len(used), stop - start, dtype=torch.int64, device=models.device)
     for k, size in enumerate(sizes):
         at, factor = pieces[k].to(torch.int64), pieces[len(sizes) + k]
-        width = max(1, SCRATCH // size)
+        width = max(1, SCRATCH // max(size, 1))
         for first in range(start, stop, width):
             last = min(first + width, stop)
             values = models[:, first:last].index_select(0, at).to(torch.float64)

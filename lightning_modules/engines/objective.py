@@ -94,7 +94,7 @@ def objective_of(
         outputs = outputs * rows["scale"]
     losses = module.loss(outputs, y, reduction="none")
     if "weights" in rows:
-        losses = losses * rows["weights"]
+        losses = (losses.flatten(1).mean(dim=1) if losses.dim() > 1 else losses) * rows["weights"]
     value: Tensor = losses.mean()
     for number, term in enumerate(terms):
         seen = {name: rows[f"{number}.{name}"] for name in term.penalty.outputs}

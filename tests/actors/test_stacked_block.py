@@ -12,6 +12,9 @@ import torch
 from actors import device_states
 from actors.session import InProcessSession
 from actors.stacked_block import StackedBlock
+from archipelago.core.errors import ClientFailure, UserError
+from archipelago.strategies.penalties import Proximal
+from archipelago.strategies.references import Prediction, Private
 from lightning_modules.engines.stacked import STACKED_TOLERANCE
 from lightning_modules.engines.stacked import samples as device_samples
 from lightning_modules.engines.stacked.training import StackedTraining
@@ -261,12 +264,72 @@ def test_stacked_states_of_absent_clients_survive_and_slabs_do_not_grow() -> Non
 
 def test_device_states_overflow_to_the_host_where_the_device_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_states._allocate(3, 5, torch.device("cpu")).shape == (3, 5)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 8000))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8000, 8000))
+    monkeypatch.setattr(
+        torch.cuda, "get_per_process_memory_fraction", lambda device: 0.25
+    )  # its share: 2,000
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1000)
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(torch, "zeros", lambda *size, **options: made.append(options) or size)
     device_states._allocate(3, 5, torch.device("cuda:0"))
     device_states._allocate(30, 50, torch.device("cuda:0"))
     assert made == [{"device": torch.device("cuda:0")}, {"pin_memory": True}]
+
+
+def test_stacked_snapshots_are_values_that_no_later_round_writes_to() -> None:
+    session = seeded("method=ditto", *RAGGED, "participation.fraction=0.5")
+    run(session, 2)
+    taken = checkpoint_of(session).clients
+    before = digest(taken)
+    run(session, 3, first=3)
+    assert digest(taken) == before
+
+
+def test_stacked_exact_tier_never_changes_its_shapes_for_want_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(self: Any, work: Any, at: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    session = session_of("method=fedavg", "local.engine=stacked", "determinism=exact")
+    monkeypatch.setattr(StackedTraining, "_chunk", full)
+    with pytest.raises(UserError, match=r"local\.chunk=4.*determinism=seeded"):
+        session.run_round(1)
+
+
+def test_stacked_evaluation_ignores_models_of_no_weight_whatever_they_say() -> None:
+    for name in ("loop", "stacked"):
+        session = session_of("method=fedavg", f"local.engine={name}", *RAGGED)
+        fleet = session.fleet
+        fleet.begin(1)
+        good, bad = fleet.initial(2).values
+        bad = np.full_like(bad, np.inf)
+        weights = np.zeros((8, 2))
+        weights[:, 0] = 1.0
+        weights[:5, 1] = 0.0
+        weights[5:, 1] = 1.0  # some use it, so that it is computed
+        columns = fleet.evaluate(Prediction([good, bad], weights))
+        assert np.isfinite(columns["loss"][:5]).all()
+
+
+def test_stacked_refuses_a_penalty_whose_model_is_missing() -> None:
+    for name in ("loop", "stacked"):
+        session = session_of("method=fedavg", f"local.engine={name}")
+        session.fleet.begin(1)
+        start = session.fleet.initial(1)[0]
+        with pytest.raises(ClientFailure):
+            session.fleet.train(start, penalties=[Proximal(0.1, Private("nowhere"))])
+
+
+def test_stacked_counts_forward_passes_of_models_that_are_there() -> None:
+    found = []
+    for name in ("loop", "stacked"):
+        fleet = session_of("method=fedavg", f"local.engine={name}", *RAGGED).fleet
+        fleet.begin(1)
+        models = fleet.initial(2)
+        fleet.train(models[0], on_top_of=models[np.array([0, -1, 1, -1, -1, 0, 0, 1])])
+        found.append(fleet.ledger.forwards)
+    assert found[0] == found[1] > 0
 
 
 @dataclasses.dataclass(frozen=True)

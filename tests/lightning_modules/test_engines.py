@@ -208,6 +208,36 @@ def test_stacked_finds_out_that_rows_of_a_batch_meet():
     assert "change each other" in engine.notes[0]
 
 
+@pytest.mark.parametrize("odd", ["OwnTrainingStep", "OwnConvolution", "OwnBatchNorm", "LearnedLoss", "OwnBuffer",
+                                 "UnusedParameter", "NoStatistics", "NotCopied"])  # fmt: skip
+@pytest.mark.parametrize("convolution", ["grouped", "unfold"])
+def test_stacked_leaves_what_it_does_not_know_to_the_loop_and_says_so(odd, convolution):
+    model, samples = setup("cnn_cifar", target=f"tests.support.odd_modules.{odd}")
+    options = composed(LocalSettings)(convolution=convolution)
+    engine = make_engine("stacked", model, samples, options)
+    jobs = jobs_for(model, ragged=True)
+    batched = list(engine.train(jobs))
+    for a, b in zip(results("loop", model, samples, jobs), batched, strict=True):
+        assert np.allclose(a.model, b.model, rtol=STACKED_TOLERANCE, atol=1e-6)
+    if odd != "OwnConvolution":  # its weights are batched as they are, and its forward with them
+        assert engine.notes
+
+
+@pytest.mark.parametrize("odd", ["SharedBatchNorm", "SharedDropout"])
+def test_stacked_layers_that_are_used_twice_are_batched(odd):
+    model, samples = setup("cnn_cifar", target=f"tests.support.odd_modules.{odd}")
+    engine = make_engine("stacked", model, samples)
+    jobs = jobs_for(model, ragged=True)
+    batched = list(engine.train(jobs))
+    assert not engine.notes
+    if odd == "SharedBatchNorm":
+        for a, b in zip(results("loop", model, samples, jobs), batched, strict=True):
+            assert np.allclose(a.model, b.model, rtol=STACKED_TOLERANCE, atol=1e-5)
+    else:  # the product of both masks of a half is a quarter: with one mask twice it would be a half
+        kept = model.module.network.kept
+        assert 0.15 < float(np.mean(kept)) < 0.35
+
+
 @pytest.mark.parametrize("name", ["loop", "stacked"])
 def test_dropout_draws_from_the_clients_own_seed_and_leaves_the_global_generator_alone(name):
     model, samples = setup(target="tests.support.modules.DropoutModule")

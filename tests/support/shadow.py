@@ -228,6 +228,7 @@ def _answers(book: Book) -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "mem_get_info", lambda *_: (storages.memory - storages.live(), storages.memory)
     yield torch.cuda, "memory_allocated", lambda *_: storages.live()
     yield torch.cuda, "memory_reserved", lambda *_: storages.live()
+    yield torch.cuda, "get_per_process_memory_fraction", lambda *_: 1.0
     yield torch.cuda, "max_memory_allocated", lambda *_: storages.peak
     yield torch.cuda, "Stream", Stream
     yield torch.cuda, "Event", Event

@@ -52,11 +52,14 @@ class BatchedModel:
     ) -> None:
         self.samples, self.device, self.spec = samples, model.device, model.spec
         self.parameters = model.spec.parameters
-        self._context = BatchContext()
-        self._module = batched_copy(model.module, self._context, unfold=unfold)
-        self._loss: Callable[..., Tensor] = self._module.loss  # type: ignore[assignment]
-        self.dropouts = count_dropouts(self._module)
-        self._bf16, self.exact = bf16, exact is not None
+        self.context = BatchContext()
+        self.module = batched_copy(model.module, self.context, unfold=unfold)
+        # One model on many samples is an ordinary convolution.
+        self._single = batched_copy(model.module, self.context, unfold=False) if unfold else self.module
+        self._frozen = _frozen_columns(model)
+        self._loss: Callable[..., Tensor] = self.module.loss  # type: ignore[assignment]
+        self.dropouts = count_dropouts(self.module)
+        self.bf16, self.exact = bf16, exact is not None
         self._entries = model.spec.entries
         self._sizes = [entry.stop - entry.start for entry in self._entries]
         self._buffers = [entry.name for entry in self._entries if entry.kind == "buffer"]
@@ -77,17 +80,19 @@ class BatchedModel:
             entry.name: piece.reshape(entry.shape) for entry, piece in zip(self._entries, pieces, strict=True)
         }
 
-    def _outputs(self, theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
-            outputs: Tensor = torch.func.functional_call(self._module, self._tensors(theta, buffers), (x,))
+    def _outputs(self, theta: Tensor, buffers: Tensor, x: Tensor, single: bool = False) -> Tensor:
+        module = self._single if single else self.module
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            outputs: Tensor = torch.func.functional_call(module, self._tensors(theta, buffers), (x,))
         return outputs.float()
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Evaluation mode, no padded rows to look out for, no graph."""
-        context = self._context
+        context = self.context
         context.mask = context.length = context.keys = None
-        self._module.eval()
+        self.module.eval()
+        self._single.eval()
         with torch.no_grad():
             yield
 
@@ -101,7 +106,7 @@ class BatchedModel:
                 real = len(part)
                 if self.exact and real < step:
                     part = torch.cat([part, part[:1].expand(step - real)])
-                found.append(self._outputs(theta, buffers, self.samples.inputs(part))[:real])
+                found.append(self._outputs(theta, buffers, self.samples.inputs(part), True)[:real])
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def forward_many(self, models: Tensor, rows: Tensor) -> Tensor:
@@ -130,10 +135,10 @@ class BatchedModel:
             if isinstance(made, Tensor):
                 widest = max(widest, made.numel())
 
-        hooks = [layer.register_forward_hook(look) for layer in self._module.modules()]
+        hooks = [layer.register_forward_hook(look) for layer in self._single.modules()]
         try:
             with self._evaluating():
-                self._module(torch.zeros(1, *self.samples.shape, device=self.device))
+                self._single(torch.zeros(1, *self.samples.shape, device=self.device))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -147,9 +152,9 @@ class BatchedModel:
         def objective(
             theta: Tensor, buffers: Tensor, batch: Batch, anchors: list[dict[str, Tensor]]
         ) -> tuple[Tensor, Any]:
-            context, weights = self._context, batch["weights"]
+            context, weights = self.context, batch["weights"]
             context.mask, context.length = (weights > 0).to(weights.dtype), batch["length"]
-            context.keys, context.updates = batch.get("keys"), {}
+            context.keys, context.updates, context.uses = batch.get("keys"), {}, {}
             own = self._outputs(theta, buffers, batch["x"])
             outputs = own + batch["frozen"] if "frozen" in batch else own
             outputs = outputs * batch["scale"] if "scale" in batch else outputs
@@ -199,12 +204,16 @@ class BatchedModel:
 
     def training(self, step: int, shortest: int = 2) -> None:
         """The next passes are those of a step of local training whose shortest batch has so many rows."""
-        self._module.train()
-        self._context.step, self._context.shortest = step, min(shortest, 2)
+        self.module.train()
+        self.context.step, self.context.shortest = step, min(shortest, 2)
 
     def evaluating(self) -> None:
         """The next passes move no statistics and draw nothing."""
-        self._module.eval()
+        self.module.eval()
+
+    def of_trained(self, gradient: Tensor) -> Tensor:
+        """Gradients of parameters that are trained; zeros for the others, as torch has it."""
+        return gradient if self._frozen is None else gradient.masked_fill(self._frozen, 0.0)
 
 
 def _penalty(
@@ -231,55 +240,10 @@ def reason_against(model: FlatModel) -> str:
     return reason_against_optimizer(model) or reason_against_layers(model.module)
 
 
-def probe(batched: BatchedModel, start: Tensor) -> str:
-    """Why torch cannot batch a module, found by trying a step of two clients: the layer and what it says; else empty.
-
-    Also whether a row's outputs depend on the rows beside it: then rows that fill a batch up would change results.
-    """
-    last = ["", ""]
-    module = batched._module
-
-    def entered(name: str) -> Callable[..., None]:
-        def note(layer: Any, given: Any) -> None:
-            last[:] = [name, type(layer).__name__]
-
-        return note
-
-    hooks = [layer.register_forward_pre_hook(entered(name)) for name, layer in module.named_modules() if name]
-    compiles, batched.compiles = batched.compiles, False  # for a step of two clients it is not worth it
-    try:
-        first, second = (_probe_step(batched, start, other) for other in (1, 2))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever the module raises under vmap is the reason, and is reported as such
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-        where = f"layer '{last[0]}' ({last[1]})" if last[0] else f"{type(module).__name__}.forward"
-        return f"torch cannot batch {where}: {said}"
-    finally:
-        batched.compiles = compiles
-        for hook in hooks:
-            hook.remove()
-    if not torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True):
-        return f"{type(module).__name__} lets the rows of a batch change each other's gradients"
-    return ""
-
-
-def _probe_step(batched: BatchedModel, start: Tensor, other: int) -> Tensor:
-    """The gradients of two clients whose batches are sample 0 and a row that does not count."""
-    samples = batched.samples
-    index = torch.tensor([[0, min(other, len(samples) - 1)]] * 2, dtype=torch.int32).to(samples.rows_device)
-    weights = torch.tensor([[1.0, 0.0]] * 2, device=batched.device)
-    batch: Batch = {
-        "x": samples.inputs(index),
-        "y": samples.targets(index),
-        "weights": weights,
-        # Two rows, so that BatchNorm has something to divide by: only that the row counts for nothing matters.
-        "length": weights.sum(dim=1) + 1,
-    }
-    if batched.dropouts:
-        batch["keys"] = torch.zeros(2, batched.dropouts, dtype=torch.int64, device=batched.device)
-    models = start.expand(2, -1)
-    theta, buffers = models[:, : batched.parameters].clone(), models[:, batched.parameters :].clone()
-    batched.training(0)
-    gradient, _, _ = batched.gradient([], batch, [])(theta, buffers, batch)
-    return gradient
+def _frozen_columns(model: FlatModel) -> Tensor | None:
+    """(parameters,) True for those that are not trained; None if all are."""
+    moving = [(entry, tensor.requires_grad) for entry, tensor in model.tensors() if entry.kind == "parameter"]
+    if all(moves for _, moves in moving):
+        return None
+    frozen = np.concatenate([np.full(entry.stop - entry.start, not moves) for entry, moves in moving])
+    return torch.from_numpy(frozen).to(model.device)

@@ -22,10 +22,10 @@ from lightning_modules.engines.stacked.batched import (
     Anchors,
     BatchedModel,
     is_per_sample,
-    probe,
     reason_against,
 )
 from lightning_modules.engines.stacked.optimizers import SlabOptimizer, Slabs
+from lightning_modules.engines.stacked.probe import probe
 from lightning_modules.engines.stacked.samples import DeviceSamples
 from lightning_modules.engines.stacked.training import Outcome, StackedTraining, Work
 from lightning_modules.flat import FlatModel, tensor_of
@@ -87,10 +87,17 @@ class StackedEngine(Engine):
                 options.convolution == "auto" and self.model.device.type == "cuda"
             )
             batch, width = exact or (None, None)
-            batched = BatchedModel(
-                self.model, samples, unfold=unfold, bf16=bf16, exact=width, compiles=options.compile
-            )
-            self.why_not = probe(batched, self.model.flat.detach().clone())
+            try:
+                batched = BatchedModel(
+                    self.model, samples, unfold=unfold, bf16=bf16, exact=width, compiles=options.compile
+                )
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # a module that cannot be copied, or shown a sample, as it stands
+                said = (str(error).strip().splitlines() or [""])[0][:160]
+                self.why_not = f"{type(self.model.module).__name__} cannot be copied ({said})"
+            else:
+                self.why_not = probe(self.model, batched)
             if not self.why_not:
                 optimizer = SlabOptimizer(self.model)
                 fixed = (options.chunk or EXACT_CHUNK) if exact else None

@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+Sides = tuple[int, int]  # vertical, horizontal
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
@@ -34,6 +36,9 @@ class BatchContext:
     shortest: int = 2  # real rows of the shortest batch
     keys: Tensor | None = None  # (dropout layers,) this client's draws of this step
     updates: dict[str, Tensor] = field(default_factory=dict)  # new values of buffers, by name
+    uses: dict[int, int] = field(
+        default_factory=dict
+    )  # how often each dropout layer has drawn for this batch
 
 
 def batched_copy(module: nn.Module, context: BatchContext, *, unfold: bool) -> nn.Module:
@@ -47,11 +52,16 @@ def batched_copy(module: nn.Module, context: BatchContext, *, unfold: bool) -> n
         elif isinstance(layer, DROPOUTS):
             forward = _keyed_dropout(dropouts, layer, context)
             dropouts += 1
-        elif unfold and isinstance(layer, nn.Conv2d) and can_unfold(layer):
+        elif unfold and isinstance(layer, nn.Conv2d) and _is_plain(layer, (nn.Conv2d,)) and can_unfold(layer):
             forward = _unfolded_convolution(layer)
         if forward is not None:
             layer.forward = forward
     return made
+
+
+def _is_plain(layer: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a layer's forward is that of one of torch's own kinds."""
+    return any(type(layer).forward is kind.forward for kind in kinds)
 
 
 def count_dropouts(module: nn.Module) -> int:
@@ -63,6 +73,12 @@ def reason_against_layers(module: nn.Module) -> str:
     """The layer that cannot be batched, and why; empty if there is none."""
     for name, layer in module.named_modules():
         kind = type(layer).__name__
+        if isinstance(layer, BATCH_NORMS) and layer.running_mean is None:
+            return (
+                f"layer '{name}' ({kind}) keeps no statistics, so that its outputs depend on the other rows"
+            )
+        if isinstance(layer, (*BATCH_NORMS, *DROPOUTS)) and not _is_plain(layer, (*BATCH_NORMS, *DROPOUTS)):
+            return f"layer '{name}' ({kind}) has a forward of its own"
         if isinstance(layer, _BatchNorm) and not isinstance(layer, BATCH_NORMS):
             return f"layer '{name}' ({kind}) averages over rows in a way that has no masked form"
         if isinstance(layer, _DropoutNd) and not isinstance(layer, DROPOUTS):
@@ -106,9 +122,9 @@ def _masked_batch_norm(name: str, layer: _BatchNorm, context: BatchContext) -> C
                 share = 1.0 / (context.step + 1)
             unbiased = variance * count / (count - 1).clamp_min(1)
             for kind, new in (("running_mean", mean), ("running_var", unbiased)):
-                context.updates[f"{name}.{kind}"] = (1.0 - share) * getattr(
-                    layer, kind
-                ) + share * new.detach()
+                key = f"{name}.{kind}"  # a layer that is used twice has been updated already
+                before = context.updates.get(key, getattr(layer, kind))
+                context.updates[key] = (1.0 - share) * before + share * new.detach()
         return y
 
     return forward
@@ -140,8 +156,11 @@ def _keyed_dropout(number: int, layer: _DropoutNd, context: BatchContext) -> Cal
             return x
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if whole_channels else x.shape
         places = torch.arange(math.prod(shape), device=x.device)
+        # A layer that is used twice draws twice: later uses take later places.
+        use = context.uses.get(number, 0)
+        context.uses[number] = use + 1
         # Hashed twice: the key decides where the sequence of a client begins, not only how it is turned.
-        drawn = _hashed(_hashed(places) ^ context.keys[number])
+        drawn = _hashed(_hashed(places + use * len(places)) ^ context.keys[number])
         kept = (drawn >= int(layer.p * 2**32)).to(x.dtype).reshape(shape)
         return x * kept if layer.p == 1.0 else x * kept / (1.0 - layer.p)
 
@@ -153,24 +172,47 @@ def _keyed_dropout(number: int, layer: _DropoutNd, context: BatchContext) -> Cal
 
 def can_unfold(layer: nn.Conv2d) -> bool:
     """Whether a convolution can be written as one matrix product."""
-    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return plain and layer.dilation == (1, 1)
+
+
+class _Columns(torch.autograd.Function):
+    """im2col: (rows, channels, height, width) -> (rows, inputs of a pixel, pixels).
+
+    The windows are a view, copied once: torch's own im2col launches a kernel for every sample on a GPU. The way back is
+    torch's col2im, which does not.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, kernel: Sides, stride: Sides, padding: Sides) -> Tensor:  # type: ignore[override]
+        padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
+        windows = padded.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
+        return windows.permute(0, 1, 4, 5, 2, 3).flatten(1, 3).flatten(2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # type: ignore[override]
+        x, ctx.kernel, ctx.stride, ctx.padding = inputs
+        ctx.size = tuple(x.shape[-2:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        back = F.fold(gradient, ctx.size, ctx.kernel, padding=ctx.padding, stride=ctx.stride)
+        return back, None, None, None
 
 
 def _unfolded_convolution(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
     """im2col and one matrix product: batched over clients it is a batched product, not a grouped convolution."""
+    kernel, stride = layer.kernel_size, layer.stride
+    padding = (int(layer.padding[0]), int(layer.padding[1]))
 
     def forward(x: Tensor) -> Tensor:
-        rows = len(x)
-        sides = [
-            (x.shape[2 + d] + 2 * int(layer.padding[d]) - layer.dilation[d] * (layer.kernel_size[d] - 1) - 1)
-            // layer.stride[d]
-            + 1
-            for d in range(2)
-        ]
-        columns = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
+        sides = [(x.shape[2 + d] + 2 * padding[d] - kernel[d]) // stride[d] + 1 for d in range(2)]
+        columns = _Columns.apply(x, kernel, stride, padding)
         flat = columns.transpose(0, 1).reshape(columns.shape[1], -1)  # (inputs of a pixel, rows x pixels)
         weight = layer.weight.reshape(layer.out_channels, -1)
         y = weight @ flat if layer.bias is None else weight @ flat + layer.bias[:, None]
-        return y.reshape(layer.out_channels, rows, *sides).transpose(0, 1)
+        return y.reshape(layer.out_channels, len(x), *sides).transpose(0, 1)
 
     return forward

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.strategies.penalties import Penalty
 from lightning_modules.engines.stacked.batched import Anchors, Batch, BatchedModel
@@ -57,10 +58,13 @@ class Outcome:
 
 
 class Chunks:
-    """How many clients fit at a time: halved when memory runs out, and remembered."""
+    """How many clients fit at a time: halved when memory runs out, and remembered.
 
-    def __init__(self, most: int | None = None) -> None:
-        self.most = most
+    A `fixed` number is never halved: results would depend on the memory of a device.
+    """
+
+    def __init__(self, most: int | None = None, *, fixed: bool = False) -> None:
+        self.most, self.fixed = most, fixed
         self.notes: list[str] = []
 
     def run(self, count: int, part: Callable[[npt.NDArray[np.int64]], T]) -> list[T]:
@@ -74,6 +78,12 @@ class Chunks:
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise  # one client alone does not fit: nothing is left to divide
+                if self.fixed:
+                    raise UserError(
+                        f"Expected {size} clients at a time to fit the device under determinism=exact, and they do "
+                        f"not: set local.chunk={(size + 1) // 2}, the same for all runs that are compared, or "
+                        "determinism=seeded."
+                    ) from None
                 self.most = (size + 1) // 2
                 self.notes.append(
                     f"Out of device memory with {size} clients at a time: continuing with {self.most} "
@@ -103,7 +113,7 @@ class StackedTraining:
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self._batch, self._pass, self._fixed = batch, samples, fixed
-        self.chunks = Chunks(fixed)
+        self.chunks = Chunks(fixed, fixed=fixed is not None)
 
     def run(self, work: Work) -> Outcome:
         """All clients, chunk by chunk."""
@@ -139,8 +149,11 @@ class StackedTraining:
             running = len(inside) if self._fixed else int((table.lengths[:, step] > 0).sum())
             batch = table.batch(step, running, None)
             found, value, _ = model.gradient([], batch, [])(theta[:running], buffers[:running], batch)
-            gradient[:running, : model.parameters] += share[:running, step : step + 1] * found
-            total[:running] += share[:running, step] * value
+            now = share[:running, step]
+            # Whoever is done has the rows of somebody else here, which may be anything.
+            gradient[:running, : model.parameters] += torch.where(now[:, None] > 0, now[:, None] * found, 0.0)
+            total[:running] += torch.where(now > 0, now * value, 0.0)
+        gradient[:, : model.parameters] = model.of_trained(gradient[:, : model.parameters])
         back = _placed(np.argsort(order), len(inside), device)
         return (
             (gradient, total)
