@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.gpu import CLIENTS, ENGINES, STAGES, plan_for
+from benchmarks.gpu import CLIENTS, ENGINES, plan_for
 from benchmarks.tables import table
 from benchmarks.workload import Workload
 
@@ -66,7 +66,7 @@ def measure(clients: int, engine: str, rounds: int) -> dict[str, dict[str, float
     session.close()
     operations = counted(plan)
     found = {}
-    for stage in (*STAGES, "server"):
+    for stage in ("best", "train", "combine", "evaluate", "server"):
         found[stage] = {
             "seconds": float(np.median([each.get(stage, 0.0) for each in taken[1:]])),
             "operations": operations.get(stage, 0),
