@@ -139,6 +139,13 @@ def load(path: str | Path) -> Trees:
     return {name: read_tree(path / f"{name}.safetensors") for name in names}
 
 
+def adopt_checkpoint(path: Path) -> None:
+    """Make a checkpoint that was copied from another run one of the run that it is in now."""
+    manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    manifest["identity"] = identity_of(path.parents[1])
+    write_whole(path / "manifest.json", json.dumps(manifest) + "\n")
+
+
 def latest(run: RunDirectory | str | Path, at_most: int | None = None) -> tuple[int, Trees, list[str]] | None:
     """(round, parts, warnings) of the newest checkpoint that is whole; None if there never was one.
 
