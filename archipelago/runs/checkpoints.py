@@ -277,6 +277,13 @@ def load(path: str | Path, deep: bool = True) -> StoredParts:
     return parts
 
 
+def adopt_checkpoint(path: Path) -> None:
+    """Make a checkpoint that was copied from another run one of the run that it is in now."""
+    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    manifest["identity"] = identity_of(path.parents[1])
+    write_whole(path / MANIFEST, json.dumps(manifest) + "\n")
+
+
 def latest(
     run: RunDirectory | str | Path,
     at_most: int | None = None,

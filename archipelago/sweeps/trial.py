@@ -28,7 +28,7 @@ from archipelago.experiments.config import (
 )
 from archipelago.experiments.figures_data import write_examples
 from archipelago.experiments.runner import Drive
-from archipelago.runs.checkpoints import checkpoints, remove_checkpoint
+from archipelago.runs.checkpoints import adopt_checkpoint, checkpoints, remove_checkpoint
 from archipelago.runs.directory import RunDirectory
 from archipelago.runs.environment import describe_environment
 from archipelago.runs.status import is_run, read_status
@@ -149,6 +149,7 @@ class TrialRun:
             if (path / "checkpoints" / name).is_dir():
                 remove_checkpoint(path / "checkpoints" / name)
             shutil.copytree(folder / name, path / "checkpoints" / name)
+            adopt_checkpoint(path / "checkpoints" / name)
             if saved["address"] != self.address:
                 shown = ", ".join(
                     f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
