@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -140,7 +141,9 @@ def counted_ties(within: float = 2e-6) -> Iterator[list[int]]:
     def counting_pool(x: torch.Tensor, kernel_size: Any, *rest: Any, **named: Any) -> torch.Tensor:
         kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
         if kernel[0] * kernel[1] > 1:
-            windows = x.detach().unfold(2, kernel[0], 1).unfold(3, kernel[1], 1).flatten(4)
+            high, wide = kernel[0] - 1, kernel[1] - 1  # windows may hang over the edge
+            around = F.pad(x.detach(), (wide, wide, high, high), value=-math.inf)
+            windows = around.unfold(2, kernel[0], 1).unfold(3, kernel[1], 1).flatten(4)
             two = windows.topk(2, dim=-1).values
             counts.append(int((two[..., 0] - two[..., 1] < within * x.detach().abs().max()).sum()))
         return pool(x, kernel_size, *rest, **named)
