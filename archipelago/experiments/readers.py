@@ -150,7 +150,9 @@ def _chosen(registry: Registry[Any], config: Any, chooser: str, network: str | N
 def _of_a_clustering_rule(config: Any, leaf: Leaf) -> Unread | None:
     """An option of a clustering rule that no method of this config uses."""
     section = leaf.key.partition(".")[0]
-    rules: Mapping[str, Any] = REGISTRIES.get("clustering rule", {})
+    rules = REGISTRIES.get("clustering rule")
+    if rules is None:
+        return None
     owner = next((entry.name for entry in rules.values() if entry.section == section), None)
     if owner is None or not isinstance(config, ExperimentSettings):
         return None
@@ -161,7 +163,7 @@ def _of_a_clustering_rule(config: Any, leaf: Leaf) -> Unread | None:
         for part in sorted(method_parts(config.ensemble or config.method))
         if hasattr(getattr(config, part, None), "clustering")
     }
-    if owner in uses.values():
+    if owner in {rules.entry(name).name for name in uses.values()}:  # an import path is as good as a name
         return None
     wanted = " or ".join(f"{key}={owner}" for key in uses) or f"a method with clustering={owner}"
     given = ", ".join(f"{key}={value}" for key, value in uses.items()) or f"method={config.method}"

@@ -63,8 +63,9 @@ def test_a_run_writes_down_models_cosines_and_examples(tmp_path: Path) -> None:
 
 def test_recording_changes_no_result_and_costs_the_method_nothing(tmp_path: Path) -> None:
     for method in ("fesem+cam", "fedsgd"):
-        some, none = (run(tmp_path / f"{method}{n}", f"method={method}", f"records.rounds={n}", "records.clients=4",
-                          "participation.fraction=0.7") for n in (3, 0))  # fmt: skip
+        shared = (f"method={method}", "participation.fraction=0.7")
+        some = run(tmp_path / f"{method}3", *shared, "records.rounds=3", "records.clients=4")
+        none = run(tmp_path / f"{method}0", *shared, "records.rounds=0")
         assert (some / "metrics.csv").read_bytes() == (none / "metrics.csv").read_bytes()
         assert list((none / "records").glob("models-*")) == []
         if method != "fedsgd":  # it asks for gradients, and no client has a model of its own

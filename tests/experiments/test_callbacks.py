@@ -226,7 +226,7 @@ def test_third_party_callback_and_logger_after_a_kill_and_a_resume(
     settings = [
         *(each for each in TINY if not each.startswith("rounds")),
         *named,
-        "rounds=200",
+        "rounds=60",
         "checkpoint.every=5",
     ]
     code = (
@@ -244,8 +244,6 @@ def test_third_party_callback_and_logger_after_a_kill_and_a_resume(
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert open_run(run).status.state == "interrupted"
-    shortened = (run / "config.yaml").read_text().replace("rounds: 200", f"rounds: {len(diary(run)) + 10}")
-    (run / "config.yaml").write_text(shortened)
     resume(run, quiet=True)
     once = list(dict.fromkeys(line for line in diary(run) if not line.startswith("start")))
     assert once == expected(run)[1:]  # what was run again was reported again, with the same bits
