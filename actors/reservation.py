@@ -30,7 +30,7 @@ class Reserved:
 
 def reserve(plan: Plan, shrink: bool, wait: float) -> Reserved:
     """A placement group and how many actors it is for, or the sentence that says why there is none."""
-    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.placement_group import placement_group
 
     from actors.devices import torch_has_cuda
 
@@ -50,9 +50,9 @@ def reserve(plan: Plan, shrink: bool, wait: float) -> Reserved:
                     )
                     return Reserved(group, count, fleet, idle)
         except BaseException:
-            remove_placement_group(group)
+            _give_back(group)
             raise
-        remove_placement_group(group)
+        _give_back(group)
         free = capacity(_free_nodes(), fleet)
         if time.monotonic() >= deadline:
             each = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
@@ -67,6 +67,18 @@ def reserve(plan: Plan, shrink: bool, wait: float) -> Reserved:
         if flexible:
             # One fewer at least: what is free may be scattered over devices and hold less than it seems.
             count = max(1, min(count - 1, free))
+
+
+def _give_back(group: Any) -> None:
+    """Remove a placement group, and wait until it is gone: one that is being placed at this moment may keep its share."""
+    from ray.util.placement_group import placement_group_table, remove_placement_group
+
+    remove_placement_group(group)
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        if placement_group_table(group).get("state") in ("REMOVED", None):
+            return
+        time.sleep(0.05)
 
 
 def count_when_possible(

@@ -40,7 +40,7 @@ def check_results(run: Path, folder: Path, *changes: str) -> None:
 def test_a_job_that_brings_the_project_and_a_module_of_its_own_along(head: Head, tmp_path: Path) -> None:
     done = head.call(
         "ray", "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--",
-        "python", "-m", "platform.launch", *(each for each in EXPERIMENT if each != "model=mlp"), OWN_MODULE,
+        "python", "-m", "platform.launch", *(each for each in EXPERIMENT if not each.startswith("model")), OWN_MODULE,
         f"storage={tmp_path}", "name=job",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
