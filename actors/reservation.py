@@ -70,7 +70,7 @@ def reserve(plan: Plan, shrink: bool, wait: float) -> Reserved:
 
 
 def _give_back(group: Any) -> None:
-    """Remove a placement group, and wait until it is gone: one that is being placed at this moment may keep its share."""
+    """Remove a placement group and wait until it is gone: one that is just being placed may keep its share."""
     from ray.util.placement_group import placement_group_table, remove_placement_group
 
     remove_placement_group(group)

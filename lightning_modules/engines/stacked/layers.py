@@ -186,18 +186,18 @@ class _Columns(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, kernel: Sides, stride: Sides, padding: Sides) -> Tensor:  # type: ignore[override]
+    def forward(x: Tensor, kernel: Sides, stride: Sides, padding: Sides) -> Tensor:
         padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
         windows = padded.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
         return windows.permute(0, 1, 4, 5, 2, 3).flatten(1, 3).flatten(2)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # type: ignore[override]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, ctx.kernel, ctx.stride, ctx.padding = inputs
         ctx.size = tuple(x.shape[-2:])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         back = F.fold(gradient, ctx.size, ctx.kernel, padding=ctx.padding, stride=ctx.stride)
         return back, None, None, None
 
@@ -209,7 +209,7 @@ def _unfolded_convolution(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
 
     def forward(x: Tensor) -> Tensor:
         sides = [(x.shape[2 + d] + 2 * padding[d] - kernel[d]) // stride[d] + 1 for d in range(2)]
-        columns = _Columns.apply(x, kernel, stride, padding)
+        columns = _Columns.apply(x, kernel, stride, padding)  # type: ignore[no-untyped-call]
         flat = columns.transpose(0, 1).reshape(columns.shape[1], -1)  # (inputs of a pixel, rows x pixels)
         weight = layer.weight.reshape(layer.out_channels, -1)
         y = weight @ flat if layer.bias is None else weight @ flat + layer.bias[:, None]
