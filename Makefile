@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+EXTRAS ?= dev
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast check check-all lint fmt types bench clean
+.PHONY: help run test test-fast check check-all check-hosts lint fmt types bench docs picture clean
 
 help:  ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,7 +14,7 @@ help:  ## List these targets
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (a few minutes the first time) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 run: $(READY)  ## Run the demonstration: five methods, three seeds, ends in a table and a report
@@ -30,6 +31,10 @@ check: lint types test  ## What CI runs: lint, types, tests
 
 check-all: check  ## Everything: also the full matrix of layouts and kills, and every table's small variant
 	$(PY) -m pytest -m full --timeout=1800
+	$(PY) -m benchmarks behaviour --processes 2 --out benchmarks/results  # about 20 minutes on two idle cores, less where cells are kept
+
+check-hosts: $(READY)  ## Runs across real hosts: killed, cut off, slow, late (root and `ip netns` needed; Linux)
+	$(PY) -m pytest tests/hosts -m hosts --timeout=1800
 
 lint: $(READY)  ## Lint and format check
 	$(VENV)/bin/ruff check .
@@ -45,6 +50,15 @@ types: $(READY)  ## Static types
 
 bench: $(READY)  ## Speed and size, as ratios in one run
 	$(PY) -m benchmarks
+
+# The site needs packages that nothing else does: they come with its first build.
+docs: $(READY)  ## Build the documentation site into site/, strictly
+	@$(PY) -c 'import material, mkdocstrings' 2>/dev/null || \
+		$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),docs]'
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(VENV)/bin/mkdocs build --strict  # not --quiet: it would not count warnings
+
+picture: $(READY)  ## Make the picture of a report that README shows, of the last run (needs chromium)
+	$(PY) -m docs.hooks.report_picture
 
 clean:  ## Remove the virtual environment and caches (never your runs)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -15,26 +15,30 @@ import numpy.typing as npt
 import torch
 
 from actors.best import Negative, Search, best_of_all
-from actors.client_states import ClientStates, State
+from actors.client_states import Changes, ClientStates, State
+from actors.client_views import LocalView
 from actors.compute import BlockDevice
 from actors.devices import effective_tier, mps_directory, refused_by_tier, torch_has_cuda
-from actors.forward import ClientView, Forward
+from actors.forward import Forward
 from actors.metrics import client_metrics
+from actors.outbox import Outbox
 from actors.requests import (
     BestRequest,
     BlockSetup,
     ClientSamples,
+    DeriveRequest,
     EvaluateRequest,
     MapRequest,
     ModelRequest,
     TrainRequest,
 )
 from actors.wire import ClientSide, Encoded, model_key, resolved
+from archipelago.core.causes import USERS, refuse_end, said, where_in_users_code
 from archipelago.core.errors import ClientFailure, UserError
 from archipelago.core.plugins import load_plugins
 from archipelago.core.randomness import generator, torch_seed
 from archipelago.strategies.parameters import PartialSums, Vector, partial_sums, used_rows
-from archipelago.strategies.penalties import Penalty
+from archipelago.strategies.penalties import Penalty, features_of
 from lightning_modules.base import build_module
 from lightning_modules.engines import (
     Term,
@@ -44,7 +48,7 @@ from lightning_modules.engines import (
     engine_entry,
     make_engine,
 )
-from lightning_modules.flat import FlatModel, tensor_of
+from lightning_modules.flat import FlatModel, tensor_of, value_of
 from lightning_modules.samples import Samples
 
 
@@ -63,8 +67,12 @@ class ClientBlock:
         torch.set_num_threads(1)
         load_plugins(setup.plugins)
         self.setup = setup
-        self.clients = clients
-        used = [np.concatenate([c.train, c.validation, c.test]) for c in clients.values()]
+        self.clients = clients  # as they are in the round under way
+        self._over_rounds = clients
+        self._changes = any(samples.later for samples in clients.values())
+        self.outbox = Outbox(setup)
+        self.labels = y = self.outbox.relabelled(y, clients, setup.classes)
+        used = [samples.every() for samples in clients.values()]
         used += list(setup.holdout)
         module = self._fresh_module(torch_seed(setup.seed, "template"))
         self.model = FlatModel(module, device, setup.precision)
@@ -103,8 +111,21 @@ class ClientBlock:
 
     def begin(self, round: int) -> None:
         """Start a round from the committed state: whatever an aborted attempt left is forgotten."""
+        if self._changes:
+            self._hold(round)
         self.states.abort()
         self._release()
+
+    def _hold(self, round: int) -> None:
+        """Give every client the samples that it has in this round."""
+        now = {client: samples.at(round) for client, samples in self._over_rounds.items()}
+        if any(now[client] is not self.clients[client] for client in now):
+            self.clients = now
+            self._searches.clear()
+
+    def changes(self) -> Changes:
+        """What the running round changes in the states of clients, before it commits."""
+        return self.states.changes()
 
     def commit(self) -> list[str]:
         """Make the round's changes permanent, release its models; returns notes for the user."""
@@ -124,6 +145,7 @@ class ClientBlock:
 
     def _release(self) -> None:
         self._results.clear()
+        self.outbox.clear()
         self.samples.forget()
 
     # --- local training ---------------------------------------------------------------------------------
@@ -143,12 +165,14 @@ class ClientBlock:
     def train(self, request: TrainRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, ...]]:
         """Local training; the models stay here under `request.handle`.
 
-        Returns, per client: mean objective, largest absolute value, samples backward, samples only forward, and
-        whether it started from the server's model for want of one of its own.
+        Returns, per client: mean objective, largest absolute value, samples backward, samples only forward, whether it
+        started from the server's model for want of one of its own, bytes sent (0: the model as it is), steps, and
+        samples in their mini-batches.
         The first two are not finite for a client whose training blew up; its private state then stays.
         """
         side, results = self._side(arrays), self._results.setdefault(request.handle, {})
-        jobs, outcome = [], []
+        jobs = []
+        outcome: list[tuple[float, ...]] = []
         received = {client: request.start.is_received(client, side) for client in request.clients}
         for client in request.clients:
             with self._failing(client, request.round, f"preparing '{request.slot}' training"):
@@ -159,23 +183,51 @@ class ClientBlock:
             with self._failing(job.client, request.round, stage):
                 result = next(trained)
             magnitude = float(np.max(np.abs(result.model), initial=0.0))
-            measured: tuple[float, ...] = (result.objective, magnitude, *job.work(), received[job.client])
-            outcome.append(measured)
-            if np.isfinite(result.objective) and np.isfinite(magnitude):
+            sent = 0
+            objective = result.objective if result.is_finite else float("nan")
+            if np.isfinite(objective) and np.isfinite(magnitude):
                 results[job.client] = result.model
                 self._keep(result, request)
+                if self.outbox.alters and request.leaves:
+                    magnitude, sent = self.outbox.put(
+                        request.handle, job.client, request.round, job.start, result.model, self.states
+                    )
+            steps = (len(job.batches), sum(len(batch) for batch in job.batches))
+            outcome.append((objective, magnitude, *job.work(), received[job.client], sent, *steps))
         return outcome
+
+    def updates(self, handle: str, clients: list[int], columns: tuple[int, int]) -> npt.NDArray[np.float32]:
+        """(clients, columns) of what clients would have sent, for attackers who know it."""
+        made, part = self._results[handle], slice(*columns)
+        return np.stack([self.outbox.update_of(handle, client, made[client])[part] for client in clients])
+
+    def collude(
+        self, handle: str, round: int, clients: list[int], rows: list[int], crafted: npt.NDArray[np.float32]
+    ) -> list[tuple[float, int]]:
+        """Attackers send what they agreed on: (largest absolute value, bytes) of each."""
+        made = self._results[handle]
+        return [
+            self.outbox.put_crafted(handle, client, round, made[client], self.states, crafted[row])
+            for client, row in zip(clients, rows, strict=True)
+        ]
 
     def _job(self, client: int, request: TrainRequest, side: ClientSide) -> TrainJob:
         start = request.start.resolve(client, side)
         if start is None:
             raise ValueError("there is no model to start from")
-        remembers = self.setup.local.keep_optimizer and not request.fresh
-        kept = self.states.of(client).get(f"optimizer/{request.slot}") if remembers else None
+        memory = request.memory(self.setup.local.keep_optimizer)
+        kept = None if memory is None else self.states.of(client).get(memory)
+        batches, several = (
+            self._batches(client, request, side, self.clients[client].train),
+            len(request.passes),
+        )
         return TrainJob(
             client=client,
             start=start,
-            batches=self._batches(client, request, side, self.clients[client].train),
+            batches=batches[::several],
+            more=[batches[at + 1 : at + several] for at in range(0, len(batches), several)],
+            rule=request.rule,
+            memory=self._memory(client, request, side),
             seed=torch_seed(
                 self.setup.seed, "training", slot=request.slot, round=request.round, client=client
             ),
@@ -184,13 +236,23 @@ class ClientBlock:
             penalties=[self._term(penalty, client, side) for penalty in request.penalties],
             sample_weights=self._sample_weights(client, request),
             scale=1.0 if request.scale is None else float(request.scale.resolve(client, side)),
+            only=request.only,
+            rate=request.rate,
         )
 
     def _term(self, penalty: Penalty, client: int, side: ClientSide) -> Term:
         """A penalty for one client. Its anchors are models without their buffers, which no penalty covers."""
         anchors = resolved(penalty.anchors, client, side, self.model.spec.parameters)
         tensors = {name: tensor_of(np.asarray(value)) for name, value in anchors.items()}
-        return Term(penalty, tensors, resolved(penalty.outputs, client, side))
+        features = resolved(features_of(penalty), client, side)
+        return Term(penalty, tensors, resolved(penalty.outputs, client, side), features)
+
+    def _memory(self, client: int, request: TrainRequest, side: ClientSide) -> dict[str, torch.Tensor]:
+        """What the rule of a training remembers of a client at its beginning."""
+        if request.rule is None:
+            return {}
+        found = resolved(request.rule.remembers, client, side, self.model.spec.parameters)
+        return {name: tensor_of(np.asarray(value, np.float32)) for name, value in found.items()}
 
     def _sample_weights(
         self, client: int, request: TrainRequest
@@ -206,13 +268,15 @@ class ClientBlock:
     ) -> list[npt.NDArray[np.int64]]:
         """Shuffled passes over the client's training samples, cut into batches; the last of a pass is short.
 
-        Every round draws fresh permutations, so that no cursor has to be remembered (DECISIONS.md, entry 7).
+        Every round draws fresh permutations, so that no cursor has to be remembered (DECISIONS.md, B2).
         """
         local = self.setup.local
         per_pass = -(-len(indices) // local.batch)
         steps = local.steps if local.epochs is None else local.epochs * per_pass
+        steps = steps if request.steps is None else request.steps
         if request.step_share is not None:
             steps = max(1, int(steps * float(request.step_share.resolve(client, side))))
+        steps *= len(request.passes)
         rng = generator(self.setup.seed, "batches", slot=request.slot, round=request.round, client=client)
         batches: list[npt.NDArray[np.int64]] = []
         while len(batches) < steps:
@@ -222,12 +286,37 @@ class ClientBlock:
 
     def _keep(self, result: TrainResult, request: TrainRequest) -> None:
         changes: State = {}
-        if self.setup.local.keep_optimizer and not request.fresh:
+        if request.remembers(self.setup.local.keep_optimizer):
             changes[f"optimizer/{request.slot}"] = result.optimizer_state
         if request.keep is not None:
             changes[model_key(request.keep)] = result.model
+        for name, model in result.kept.items():
+            changes[model_key(request.prefix + name)] = model
         if changes:
             self.states.put(result.client, {**self.states.of(result.client), **changes})
+
+    def derive(self, request: DeriveRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, ...]]:
+        """What a reference means for each client, kept here under `request.handle`; (largest value, bytes sent)."""
+        side, results = self._side(arrays), self._results.setdefault(request.handle, {})
+        outcome: list[tuple[float, ...]] = []
+        for client in request.clients:
+            with self._failing(client, request.round, "deriving a model"):
+                found = request.models.resolve(client, side)
+                if found is None:
+                    raise ValueError("there is nothing to derive it from")
+                value: Vector = value_of(found)
+                magnitude, sent = float(np.max(np.abs(value), initial=0.0)), 0
+                if np.isfinite(magnitude):
+                    results[client] = value
+                    if request.keep is not None:
+                        state = {**self.states.of(client), model_key(request.keep): value}
+                        self.states.put(client, state)
+                    if self.outbox.alters and request.leaves:
+                        magnitude, sent = self.outbox.put(
+                            request.handle, client, request.round, None, value, self.states
+                        )
+                outcome.append((magnitude, sent))
+        return outcome
 
     def forget(self, clients: list[int], name: str) -> None:
         """Drop one entry of these clients' states when the round commits."""
@@ -276,18 +365,22 @@ class ClientBlock:
                     return best_of_all(self.losses(request, *arrays), sizes)
         return np.asarray(table, np.float64)
 
-    def gradients(self, request: ModelRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, float]]:
+    def gradients(self, request: ModelRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, ...]]:
         """Full-batch gradients of the mean training loss, kept here under `request.handle`."""
         side, results = self._side(arrays), self._results.setdefault(request.handle, {})
-        outcome = []
+        outcome: list[tuple[float, ...]] = []
         for client in request.clients:
             with self._asking(client, request.round, "computing gradients"):
                 under = _existing(request.on_top_of, client, side)
                 total, gradient = self._gradient(client, request.models.resolve(client, side), under)
-                magnitude = float(np.max(np.abs(gradient), initial=0.0))
-                outcome.append((total, magnitude))
+                magnitude, sent = float(np.max(np.abs(gradient), initial=0.0)), 0
                 if np.isfinite(total) and np.isfinite(magnitude):
                     results[client] = gradient
+                    if self.outbox.alters and request.leaves:
+                        magnitude, sent = self.outbox.put(
+                            request.handle, client, request.round, None, gradient, self.states
+                        )
+                outcome.append((total, magnitude, sent))
         return outcome
 
     def _gradient(self, client: int, at: Vector, on_top_of: list[Vector]) -> tuple[float, Vector]:
@@ -325,7 +418,9 @@ class ClientBlock:
                     outputs = self.forward.combined(models, weights, request.combine, index)
                     y = self.samples.targets(index)
                     losses = self.forward.losses_of_prediction(outputs, y, request.combine)
-                    row |= client_metrics(outputs, y, losses, self.setup.classes, self.setup.plugins)
+                    row |= client_metrics(
+                        outputs, y, losses, self.setup.classes, self.setup.plugins, self.setup.evaluation
+                    )
                 rows.append(row)
         return rows
 
@@ -341,7 +436,9 @@ class ClientBlock:
                 outputs = self.forward.sum_of_outputs(list(parts), index)
                 assert outputs is not None
                 losses = self.forward.losses_of_prediction(outputs, y, "logit_sum")
-                metrics = client_metrics(outputs, y, losses, self.setup.classes, self.setup.plugins)
+                metrics = client_metrics(
+                    outputs, y, losses, self.setup.classes, self.setup.plugins, self.setup.evaluation
+                )
                 rows.append({"samples": len(index), **metrics})
             found.append(rows)
         return found
@@ -358,7 +455,7 @@ class ClientBlock:
                     name: value.resolve(client, side) if isinstance(value, Encoded) else value
                     for name, value in request.inputs.items()
                 }
-                whole, view = self.states.of(client), self.view(client)
+                whole, view = self.states.of(client), self.view(client, request)
                 own = {k.removeprefix(prefix): v for k, v in whole.items() if k.startswith(prefix)}
                 state, result = request.function(view, own, **inputs)
                 others = {k: v for k, v in whole.items() if not k.startswith(prefix)}
@@ -366,9 +463,10 @@ class ClientBlock:
                 results.append((result, view.forwards))
         return results
 
-    def view(self, client: int) -> ClientView:
+    def view(self, client: int, request: MapRequest) -> LocalView:
         """What a client function may see of its client."""
-        return ClientView(client, self.clients[client].train, self.forward)
+        key = (self.setup.seed, request.prefix + request.stage, request.round)
+        return LocalView(client, self.clients[client], self.forward, key)
 
     # --- models that stayed here ------------------------------------------------------------------------
 
@@ -384,7 +482,7 @@ class ClientBlock:
 
         (rows of `weights` that one of these clients feeds, ascending; an int64 row of sums for each of them)
         """
-        results, (start, stop) = self._results.get(handle, {}), columns
+        results, (start, stop) = self.outbox.delivered(handle, self._results), columns
         present = [j for j, client in enumerate(clients) if client in results]
         rows = used_rows(weights[:, present])
         values = [results[clients[j]][start:stop] for j in present]
@@ -394,7 +492,7 @@ class ClientBlock:
         self, handle: str, clients: list[int], columns: npt.NDArray[np.int64] | None
     ) -> npt.NDArray[np.float32]:
         """(clients, columns) of the models; a client without one has zeros."""
-        results, size = self._results.get(handle, {}), self.model.spec.size
+        results, size = self.outbox.delivered(handle, self._results), self.model.spec.size
         nothing = np.zeros(size, np.float32)
         chosen = slice(None) if columns is None else columns
         rows = [results.get(client, nothing)[chosen] for client in clients]
@@ -406,7 +504,9 @@ class ClientBlock:
         self, handle: str, clients: list[int], to: Encoded, *arrays: npt.NDArray[Any]
     ) -> list[float]:
         """Euclidean distance of each client's model to its reference, in float64."""
-        side, results, found = self._side(arrays), self._results.get(handle, {}), []
+        # Measured by the server: between what it has of the clients.
+        known = {**self._results, **self.outbox.sent}
+        side, results, found = ClientSide(arrays, self.states.of, known), known.get(handle, {}), []
         for client in clients:
             own, other = results.get(client), to.resolve(client, side)
             if own is None or other is None:
@@ -435,8 +535,9 @@ class ClientBlock:
             yield
         except (ClientFailure, UserError):
             raise
-        except Exception as error:
-            failure = ClientFailure(client, round, stage, f"{type(error).__name__}: {error}")
+        except USERS as error:  # a module of the user's own may call sys.exit
+            refuse_end(error)
+            failure = ClientFailure(client, round, stage, said(error) + where_in_users_code(error))
             raise refused_by_tier(error, self.setup.determinism) or failure from error
 
 

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a round changes in the states of some clients."""
+
+    put: dict[int, State] = field(default_factory=dict)  # new values by client and name
+    gone: dict[int, list[str]] = field(default_factory=dict)  # names that a client loses
+
+    def onto(self, states: Mapping[int, State]) -> dict[int, State]:
+        """The states with these changes.
+
+        >>> Changes({1: {"a": 2}}, {1: ["b"]}).onto({0: {"a": 0}, 1: {"a": 1, "b": 1, "c": 1}})
+        {0: {'a': 0}, 1: {'c': 1, 'a': 2}}
+        """
+        found = dict(states)
+        for client in {*self.put, *self.gone}:
+            lost = {*self.gone.get(client, ()), *self.put.get(client, {})}
+            kept = {name: value for name, value in found.get(client, {}).items() if name not in lost}
+            found[client] = kept | self.put.get(client, {})
+        return found
 
 
 class ClientStates:
@@ -22,6 +44,17 @@ class ClientStates:
     def put(self, client: int, state: State) -> None:
         """Replace a client's state, if the round commits."""
         self._pending[client] = state
+
+    def changes(self) -> Changes:
+        """What the running round changes so far."""
+        found = Changes()
+        for client, new in self._pending.items():
+            old = self._committed[client]
+            if put := {name: value for name, value in new.items() if old.get(name) is not value}:
+                found.put[client] = put
+            if gone := [name for name in old if name not in new]:
+                found.gone[client] = gone
+        return found
 
     def abort(self) -> None:
         """Forget what an aborted attempt at a round left."""

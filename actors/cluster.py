@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
+import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from archipelago.core.errors import UserError
 from archipelago.core.settings import FleetSettings
 from archipelago.core.signals import ended_in_order
 
+_PATIENCE = 10.0  # seconds until a host that does not answer is taken for one that is not there
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
@@ -41,6 +47,23 @@ def live_nodes() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
+def autoscales() -> bool:
+    """Whether somebody starts nodes for what the cluster is asked for and does not have."""
+    import ray
+    from ray.autoscaler.v2.sdk import get_cluster_status
+    from ray.experimental.internal_kv import _internal_kv_get  # Ray has no public word for it
+
+    kinds: set[str] = set()
+    with contextlib.suppress(Exception):  # a cluster that says nothing about it has none
+        status = json.loads(_internal_kv_get(b"__autoscaling_status") or b"{}")
+        kinds |= {*status.get("autoscaler_report", {}).get("node_type_mapping", {}).values()}
+    with contextlib.suppress(Exception):
+        found = get_cluster_status(ray.get_runtime_context().gcs_address)
+        kinds |= {node.ray_node_type_name for node in [*found.active_nodes, *found.idle_nodes]}
+    # Without an autoscaler every node is of a kind of its own, called after it.
+    return any(kind and not kind.startswith("node_") for kind in kinds)
+
+
 @contextmanager
 def connected(fleet: FleetSettings, name: str | None = None) -> Iterator[str]:
     """Be connected to Ray: an existing connection is used and left alone. Yields one line about it.
@@ -59,9 +82,11 @@ def connected(fleet: FleetSettings, name: str | None = None) -> Iterator[str]:
         options["job_config"] = ray.job_config.JobConfig(metadata={"job_name": name})
     if address is None:
         # "local": without it Ray would join whatever cluster somebody started on this machine.
-        ray.init(address="local", include_dashboard=fleet.dashboard, **options)
+        with private_cluster():
+            ray.init(address="local", include_dashboard=fleet.dashboard, **options)
         where = "a local Ray cluster"
     else:
+        _refuse_silence(address)
         try:
             ray.init(address=address, **options)
         except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
@@ -73,6 +98,56 @@ def connected(fleet: FleetSettings, name: str | None = None) -> Iterator[str]:
             yield where + (f", dashboard http://{dashboard}" if dashboard else "")
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def private_cluster() -> Iterator[None]:
+    """A cluster that is started inside is for this machine alone: on its loopback address, with a token of this user's.
+
+    Ray would listen on every address of the machine (0.0.0.0). Told that this system has no clusters, as it is told on
+    macOS, it keeps its server, raylet, workers, agents and metrics on 127.0.0.1; they inherit the variable.
+    """
+    from ray._private import ray_constants
+
+    _keep_token_private()
+    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    before, enabled = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = enabled
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _keep_token_private() -> None:
+    """Make the file of Ray's token before Ray does, which makes it readable for everybody; mend one that is."""
+    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
+        return
+    path = Path.home() / ".ray" / "auth_token"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(os.urandom(32).hex())
+    except FileExistsError:
+        if path.stat().st_uid == os.getuid() and stat.S_IMODE(path.stat().st_mode) & 0o077:
+            path.chmod(0o600)
+    except OSError:  # no home that can be written: Ray will say what it needs
+        return
+
+
+def _refuse_silence(address: str) -> None:
+    """A `UserError` at once where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        return  # auto, or a name that only Ray knows
+    try:
+        socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+    except OSError as error:
+        raise UserError(_not_connected(address, error)) from error
 
 
 def _not_connected(address: str, error: Exception) -> str:

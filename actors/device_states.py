@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from actors.client_states import ClientStates, State
+from actors.client_states import Changes, ClientStates, State
 from actors.devices import free_memory
 from lightning_modules.engines.stacked.optimizers import SlabOptimizer
 
@@ -172,6 +172,25 @@ class DeviceStates(ClientStates):
         slab.version += 1
 
     # --- transactions -------------------------------------------------------------------------------------
+
+    def changes(self) -> Changes:
+        """What the running round changes so far, as plain arrays: one copy for each patch."""
+        found = super().changes()
+        for name, slab in self._slabs.items():
+            for patch in slab.pending:
+                parts = {
+                    part: rows.detach().to("cpu", copy=True).numpy() for part, rows in patch.parts.items()
+                }
+                for at, row in enumerate(patch.clients.tolist()):
+                    client = self._clients[row]
+                    put, gone = found.put.get(client, {}), found.gone.get(client, [])
+                    put.pop(name, None)  # the last patch counts
+                    if patch.has:
+                        own = {part: rows[at] for part, rows in parts.items()}
+                        found.put.setdefault(client, put)[name] = self._state(name, own, int(patch.steps[at]))
+                    elif name not in gone:
+                        found.gone.setdefault(client, gone).append(name)
+        return found
 
     def abort(self) -> None:
         """Forget what an aborted attempt at a round left."""

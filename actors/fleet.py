@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.requests import BestRequest, EvaluateRequest, MapRequest, ModelRequest, Request, TrainRequest
+from actors.collusion import Collusion
+from actors.requests import (
+    BestRequest,
+    DeriveRequest,
+    EvaluateRequest,
+    MapRequest,
+    ModelRequest,
+    Request,
+    Stateless,
+    TrainRequest,
+    numbers_in,
+)
 from actors.rounds import Count, Ledger, RoundState
 from actors.trained import Trained
 from actors.wire import Wire, model_key
@@ -24,6 +35,7 @@ from archipelago.core.errors import ClientFailure
 from archipelago.strategies.parameters import ModelSpec, PartialSums, Vector, add_sums
 from archipelago.strategies.penalties import Penalty
 from archipelago.strategies.references import Indices, Models, PerClient, Prediction, Reference, SampleWeights
+from archipelago.strategies.rules import Rule
 
 if TYPE_CHECKING:  # a server process has no use for Lightning, which a block imports
     from actors.block import ClientBlock
@@ -49,6 +61,8 @@ class Fleet(ABC):
         self.ids: Indices = np.arange(len(sizes), dtype=np.int64)
         self._population = self.ids
         self._round = RoundState()
+        self._leaves = True  # what clients make in this view may leave them, see `measuring`
+        self.collusion: Collusion | None = None
         self.prefix = ""  # of slots, private models and initialisations, see `named`
         self._known: dict[str, ModelSpec] = {}  # shared by all views
 
@@ -130,6 +144,12 @@ class Fleet(ABC):
         view.prefix = f"{self.prefix}{prefix}/"
         return view
 
+    def measuring(self) -> Fleet:
+        """The same clients for a measurement: no attacker and no transform comes between."""
+        view = self.select(self.ids)
+        view._leaves = False
+        return view
+
     @property
     def _state_prefix(self) -> str:
         return f"state/{self.prefix}"
@@ -158,16 +178,24 @@ class Fleet(ABC):
 
     # --- transactions -----------------------------------------------------------------------------------
 
-    def begin(self, round: int, step_share: dict[int, float] | None = None) -> None:
+    def begin(self, round: int, step_share: dict[int, float] | None = None, rate: float = 1.0) -> None:
         """Start a round: pending state of an aborted attempt is forgotten everywhere."""
-        self._round.start(round, step_share or {})
+        self._round.start(round, step_share or {}, rate)
         self._reach("begin", dict.fromkeys(range(len(self.layout)), (round,)))
+
+    def prepare(self, own: Callable[[], dict[str, Any]]) -> None:
+        """Before the round commits: copies of what it changes go where copies are held; `own` makes the server's."""
+        del own  # in one process all is lost, or nothing
 
     def commit(self) -> list[str]:
         """Make the round's changes permanent and release its models; returns the blocks' notes."""
-        notes = self._reach("commit", dict.fromkeys(range(len(self.layout)), ()))
+        notes = self._reach("commit", dict.fromkeys(range(len(self.layout)), self._commits()))
         self._round.release()
         return sorted({note for block in notes.values() for note in block})
+
+    def _commits(self) -> tuple[Any, ...]:
+        """What blocks must know to commit."""
+        return ()
 
     def restore(self, states: dict[int, dict[str, Any]]) -> None:
         """Give every client its state of a checkpoint."""
@@ -245,8 +273,14 @@ class Fleet(ABC):
         slot: str = "main",
         keep: str | None = None,
         fresh: bool = False,
+        continues: str | None = None,
         held: int = 0,
         compared: bool = True,
+        restart: bool = False,
+        only: Sequence[str] | None = None,
+        steps: int | None = None,
+        rule: Rule | None = None,
+        sends: bool = False,
     ) -> Trained:
         """Local training of every client of this view."""
         wire, slot = Wire(self), self.prefix + slot
@@ -265,19 +299,61 @@ class Fleet(ABC):
             slot=slot,
             keep=None if keep is None else self.prefix + keep,
             fresh=fresh,
-            # Fresh trainings belong to evaluations: there, nobody is a straggler.
+            continues=None if continues is None else self.prefix + continues,
+            # Most fresh trainings belong to evaluations: there, nobody is a straggler, and nothing is sent.
             step_share=None if fresh else self._step_share(wire),
+            leaves=self._leaves and (sends or not fresh),
+            restart=restart,
+            only=None if only is None else tuple(only),
+            steps=steps,
+            rule=wire.encode_rule(rule),
+            prefix=self.prefix,
+            rate=self._round.rate,
         )
+        for name in () if rule is None else rule.keeps:
+            self.ledger.own(self.prefix + name, self.ids)
         clients = self.participants(skip=self._dropped)
         found = self._reach("train", self._parts(request, clients), wire.arrays)
-        objective, magnitude, gradients, forwards, received = self._table(found, clients, 5).T
-        self.ledger.train(gradients, forwards, received)
+        objective, magnitude, gradients, forwards, received, sent, taken, seen = self._table(
+            found, clients, 8
+        ).T
+        self._sent(request, start, magnitude, sent)
+        self.ledger.train(gradients, forwards, received, seen if steps is None else None)
         self._round.objectives[slot] = (self.ids, objective)
         self._drop_not_finite(objective, magnitude, f"local training ('{slot}')", "model")
-        trained = Trained(self, request.handle, objective, magnitude, start)
+        under = [] if on_top_of is None else on_top_of if isinstance(on_top_of, list | tuple) else [on_top_of]
+        trained = Trained(self, request.handle, objective, magnitude, start, taken, under)  # type: ignore[arg-type]  # references
         if not fresh:
             self._round.compare(trained, compared, self.prefix)
         return trained
+
+    def derive(self, reference: Reference, *, slot: str, keep: str | None = None) -> Trained:
+        """What a reference means for each client, as a result of its own."""
+        wire = Wire(self)
+        request = DeriveRequest(
+            round=self._round.number,
+            clients=self.ids.tolist(),
+            models=wire.encode(reference),
+            on_top_of=[],
+            handle=self._round.next_handle(self.prefix + slot),
+            leaves=self._leaves and keep is None,
+            keep=None if keep is None else self.prefix + keep,
+        )
+        clients = self.participants(skip=self._dropped)
+        found = self._reach("derive", self._parts(request, clients), wire.arrays)
+        magnitude, sent = self._table(found, clients, 2).T
+        self._sent(request, None, magnitude, sent)
+        there = np.where(np.isnan(magnitude), np.nan, 0.0)
+        self._drop_not_finite(there, magnitude, f"deriving '{slot}'", "result")
+        return Trained(self, request.handle, there, magnitude)
+
+    def _sent(
+        self, request: TrainRequest | ModelRequest, start: Reference | None, magnitude: Any, sent: Any
+    ) -> None:
+        """Attackers that collude send what they agreed on; the ledger learns how much was sent."""
+        if self.collusion is not None and request.leaves:
+            self.collusion.replace(self, request.handle, start, magnitude, sent)
+        self.ledger.sends(request.handle, self.ids, sent)
 
     def _step_share(self, wire: Wire) -> Any:
         share = self._round.step_share
@@ -346,16 +422,23 @@ class Fleet(ABC):
             on_top_of=wire.encode_all(on_top_of),
             models=wire.encode(at),
             handle=self._round.next_handle("gradient"),
+            leaves=self._leaves,
         )
         clients = self.participants(skip=self._dropped)
         found = self._reach("gradients", self._parts(request, clients), wire.arrays)
-        objective, magnitude = self._table(found, clients, 2).T
+        objective, magnitude, sent = self._table(found, clients, 3).T
+        self._sent(request, None, magnitude, sent)
         self.ledger.compute(self.sizes, self.sizes * len(request.on_top_of))
         self._drop_not_finite(objective, magnitude, "the gradients", "gradient")
         return Trained(self, request.handle, objective, magnitude)
 
-    def evaluate(self, prediction: Prediction, split: str = "test") -> dict[str, npt.NDArray[Any]]:
-        """Per-client metrics as columns aligned with `ids`; NaN where a client has no such samples."""
+    def evaluate(
+        self, prediction: Prediction, split: str = "test", *, skip: set[int] | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Per-client metrics as columns aligned with `ids`; NaN where a client has no such samples.
+
+        Clients to skip, which `prediction` may speak of, are not visited and have no row.
+        """
         wire, weights = Wire(self), prediction.weights
         # Evaluation moves nothing that counts: what a client is measured with it has, or gets for its next training.
         request = EvaluateRequest(
@@ -366,14 +449,17 @@ class Fleet(ABC):
             combine=prediction.combine,
             split=split,
         )
-        clients = self.participants()
+        clients = self.participants(skip)
         found = self._reach("evaluate", self._parts(request, clients), wire.arrays)
-        rows = self._in_order(found, clients)
-        used = np.full(len(rows), len(request.models)) if weights is None else (weights != 0).sum(axis=1)
+        there = ~np.isin(self.ids, list(skip or ()))
+        rows = [row for row in self._in_order(found, clients) if row is not None]
+        used = (
+            np.full(len(rows), len(request.models)) if weights is None else (weights != 0).sum(axis=1)[there]
+        )
         self.ledger.compute(0.0, used * np.array([row["samples"] for row in rows]))
         names = sorted({name for row in rows for name in row})
         columns = {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
-        return {"client": self.ids, **columns}
+        return {"client": self.ids[there], **columns}
 
     def measure(self, centres: Sequence[Sequence[Vector]], distributions: int) -> list[dict[str, float]]:
         """Metrics of every centre (models whose outputs add up) on every held-out set, set by set."""
@@ -399,6 +485,12 @@ class Fleet(ABC):
         results = self._in_order(found, clients)
         self.ledger.compute(0.0, [forwards for _, forwards in results])
         return [result for result, _ in results]
+
+    def describe(self, function: Callable[..., Any], *, stage: str, **inputs: Any) -> list[Any]:
+        """What a function of each client's view returns; the numbers in it count as that part of a model sent."""
+        results = self.map(Stateless(function), stage=stage, **inputs)
+        self.ledger.send(sum(numbers_in(result) for result in results) / max(self.spec.size, 1))
+        return results
 
     def distances(self, handle: str, to: Reference) -> npt.NDArray[np.float64]:
         """Euclidean distance of each client's model under `handle` to its reference."""

@@ -14,10 +14,26 @@ from archipelago.core.errors import UserError
 from archipelago.strategies.parameters import Vector
 from lightning_modules.base import FederatedModule
 from lightning_modules.engines.objective import default_losses, follows_contract, outputs_of
+from lightning_modules.features import seen_by
 from lightning_modules.flat import FlatModel
 from lightning_modules.samples import Samples
 
 Index = npt.NDArray[np.int64]
+TIE = (
+    1e-3  # what probabilities weigh in a vote: they decide between classes of equally many votes, never more
+)
+
+
+def ballot(outputs: Tensor) -> Tensor:
+    """A model's vote for its likeliest class, and a trace of its probabilities, which breaks ties.
+
+    >>> votes = ballot(torch.tensor([[1.0, 0.0, 0.9]])) + ballot(torch.tensor([[0.0, 3.0, 0.0]]))
+    >>> int(votes.argmax()), round(float(votes.sum()), 6)
+    (1, 2.0)
+    """
+    each = torch.arange(outputs.shape[-1], device=outputs.device)
+    chosen = (outputs.argmax(dim=-1, keepdim=True) == each).to(outputs.dtype)
+    return (chosen + TIE * outputs.softmax(dim=-1)) / (1.0 + TIE)
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,26 @@ class Forward:
     def outputs(self, vector: Vector, index: Index) -> Tensor:
         """A model's outputs on some samples."""
         return outputs_of(self.model, self.samples, vector, index)
+
+    def features(self, vector: Vector, index: Index, layer: str = "") -> Tensor:
+        """(samples, d): what enters a model's classifier, or what one of its layers puts out, in evaluation mode."""
+        if not len(index):
+            raise UserError(
+                "Expected samples to compute features of, got a client without any in this split."
+            )
+        with seen_by(self.model, layer) as seen, torch.no_grad(), self.model.autocast():
+            self.model.load(vector)
+            self.model.module.eval()
+            chunks = []
+            for x in self.samples.inputs(index):
+                seen.clear()
+                self.model.module(x)
+                if not seen:
+                    raise UserError(
+                        f"Expected a layer that a forward pass goes through, got '{layer}': name another one."
+                    )
+                chunks.append(seen[-1].float().flatten(1))
+        return torch.cat(chunks)
 
     def sum_of_outputs(self, vectors: list[Vector], index: Index) -> Tensor | None:
         """The outputs of several models, added; None if there are none."""
@@ -50,7 +86,7 @@ class Forward:
             if combine == "probability_mean" and self.classes is not None:
                 outputs = outputs.softmax(dim=-1)
             elif combine == "vote" and self.classes is not None:
-                outputs = torch.nn.functional.one_hot(outputs.argmax(dim=-1), outputs.shape[-1]).float()
+                outputs = ballot(outputs)
             term = outputs if weights[m] == 1.0 else outputs * float(weights[m])
             total = term if total is None else total + term
         if total is None:
@@ -83,24 +119,3 @@ class Forward:
         if not callable(getattr(self.model.module, "loss", None)):  # a module that only has a training_step
             return default_losses(outputs, y, self.classes)
         return self.losses(outputs, y)
-
-
-class ClientView:
-    """A client as its own code sees it: its samples' losses and nothing of the others."""
-
-    def __init__(self, client: int, index: Index, forward: Forward) -> None:
-        self.id, self._index, self._forward = client, index, forward
-        self.forwards = 0  # samples that went through a model
-
-    @property
-    def size(self) -> int:
-        """n_i."""
-        return len(self._index)
-
-    def sample_losses(self, models: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """(samples, K) training losses under each model."""
-        forward, index = self._forward, self._index
-        y = forward.samples.targets(index)
-        self.forwards += len(index) * len(models)
-        columns = [forward.losses(forward.outputs(models[k], index), y) for k in range(len(models))]
-        return torch.stack(columns, dim=1).cpu().numpy()

@@ -10,18 +10,25 @@ import numpy as np
 import numpy.typing as npt
 
 from archipelago.core.metrics import METRICS, Evaluated, chosen, spec_of, task_of
+from archipelago.core.settings import EvaluationSettings
 
 if TYPE_CHECKING:  # the server and the driver import this module too, and torch takes seconds
     from torch import Tensor
 
 
 def client_metrics(
-    outputs: Tensor, targets: Tensor, losses: Tensor, classes: int | None, plugins: Iterable[str] = ()
+    outputs: Tensor,
+    targets: Tensor,
+    losses: Tensor,
+    classes: int | None,
+    plugins: Iterable[str] = (),
+    evaluation: EvaluationSettings | None = None,
 ) -> dict[str, float]:
     """Every metric of the task for one client: `loss` and, say, `accuracy` and `macro_f1`; NaN without samples.
 
     `outputs` are logits of shape (samples, classes), or predictions of the shape of `targets` up to
-    dimensions of size one (`classes=None`). `plugins` are the run's: their metrics count too.
+    dimensions of size one (`classes=None`). `plugins` are the run's: their metrics count too, and those that
+    `evaluation` names.
 
     >>> import torch
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]])
@@ -32,12 +39,13 @@ def client_metrics(
     task = task_of(classes)
     functions = {
         entry.name: entry.value
-        for entry in chosen(plugins)
+        for entry in chosen(plugins, () if evaluation is None else evaluation.metrics)
         if task in spec_of(entry).tasks and spec_of(entry).over == "clients"
     }
     if len(targets) == 0:
         return dict.fromkeys(functions, math.nan)
-    evaluated = Evaluated(outputs.detach(), targets, losses.detach(), classes)
+    arguments = {} if evaluation is None else evaluation.metric_options
+    evaluated = Evaluated(outputs.detach(), targets, losses.detach(), classes, arguments)
     return {name: float(function(evaluated)) for name, function in functions.items()}
 
 
@@ -83,14 +91,18 @@ def clustering_metrics(
     groups: npt.NDArray[Any] | None,
     clusters: int,
     plugins: Iterable[str] = (),
+    more: Mapping[str, tuple[npt.NDArray[np.int64], npt.NDArray[Any]]] | None = None,
 ) -> dict[str, Any]:
-    """Sizes, moves, and agreement with the ground-truth groups (ARI, NMI, ...) of one assignment of clients.
+    """Sizes, moves, and how good one assignment of clients is: by ground-truth groups (ARI, NMI, ...), and by `more`.
+
+    That has, for other needs of metrics (silhouette, ...), some clients and what is known of them.
 
     -1 in any of the arrays means unknown, and counts nowhere. What cannot be said (no ground-truth groups, no
     earlier assignment) is None.
 
     >>> groups = np.array([0, 0, 1, 1])
-    >>> clustering_metrics(np.array([1, 1, 0, -1]), np.array([1, 0, 0, 0]), groups, clusters=3)
+    >>> found = clustering_metrics(np.array([1, 1, 0, -1]), np.array([1, 0, 0, 0]), groups, clusters=3)
+    >>> {name: value for name, value in found.items() if value is not None}
     {'cluster_sizes': [1, 2, 0], 'empty_clusters': 1, 'changed': 1, 'ari': 1.0, 'nmi': 1.0}
     """
     assignment = np.asarray(assignment)
@@ -100,21 +112,27 @@ def clustering_metrics(
             f"cluster {int(assignment.max())} is assigned, but there are only {clusters} clusters"
         )
     sizes = np.bincount(assignment[known], minlength=clusters)
-    functions = {entry.name: entry.value for entry in chosen(plugins) if spec_of(entry).over == "clusters"}
+    measured = [entry for entry in chosen(plugins) if spec_of(entry).over == "clusters"]
     found: dict[str, Any] = {
         "cluster_sizes": sizes.tolist(),
         "empty_clusters": int((sizes == 0).sum()),
         "changed": None,
-        **dict.fromkeys(functions),
+        **dict.fromkeys(entry.name for entry in measured),
     }
     if previous is not None:
         both = known & (np.asarray(previous) >= 0)
         found["changed"] = int((assignment != previous)[both].sum())
+    against = dict(more or {})
     if groups is not None:
-        both = known & (np.asarray(groups) >= 0)
-        if both.any():
-            truth, given = np.asarray(groups)[both], assignment[both]
-            found |= {name: float(function(truth, given)) for name, function in functions.items()}
+        grouped = np.flatnonzero(known & (np.asarray(groups) >= 0)).astype(np.int64)
+        against["groups"] = (grouped, np.asarray(groups)[grouped])
+    for entry in measured:
+        ids, what = against.get(spec_of(entry).needs, (np.zeros(0, np.int64), np.zeros(0)))
+        rows = np.flatnonzero(assignment[ids] >= 0)
+        if len(rows):
+            seen = what[np.ix_(rows, rows)] if spec_of(entry).needs == "distances" else what[rows]
+            value = float(entry.value(seen, assignment[ids][rows]))
+            found[entry.name] = None if math.isnan(value) else value
     return found
 
 

@@ -13,12 +13,20 @@ from collections.abc import Callable
 from typing import Any
 
 from archipelago.core.settings import DataSettings, ExperimentSettings, PartitionSettings
-from archipelago.data import DATASETS, PARTITIONS, Dataset, Federation, federation_of, load_dataset
+from archipelago.data import (
+    DATASETS,
+    PARTITIONS,
+    Dataset,
+    Federation,
+    federation_of,
+    load_dataset,
+    partition_seed,
+)
 
 SHARE = 0.3  # of a node's object store that data sets may fill, and what is made of them as much again
 ALONE = 10**9  # bytes of each where there is no object store
 NAMESPACE = "archipelago"
-_SHIFTS = ("rotations", "label_swaps", "colours", "noises", "noise_shift", "crossed")
+_SHIFTS = ("rotations", "label_swaps", "colours", "noises", "noise_shift", "crossed", "drift", "drift_share")
 
 
 def _same(value: Any) -> Any:
@@ -53,7 +61,8 @@ class NodeFederations:
     def get(self, data: DataSettings, partition: PartitionSettings, clients: int, seed: int) -> Any:
         """[the rest of the federation, its samples, its labels], as `put` answered for each."""
         PARTITIONS.find(partition.name)  # a wrong name is reported before a large data set is read
-        key = repr((data, partition, clients, seed, _content(data)))
+        seed = partition_seed(partition, seed)
+        key = repr((data, dataclasses.replace(partition, seed=None), clients, seed, _content(data)))
         if key not in self._federations:
             self._federations[key] = self._made(key, data, partition, clients, seed)
         self._federations.move_to_end(key)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from archipelago.core.randomness import generator
-from archipelago.core.settings import ParticipationSettings
+from archipelago.core.settings import EvaluationSettings, ParticipationSettings
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,38 @@ def held_out(clients: int, share: float, seed: int) -> npt.NDArray[np.int64]:
     return np.sort(generator(seed, "held-out clients").permutation(clients)[:count]).astype(np.int64)
 
 
+def attackers(population: npt.NDArray[np.int64], share: float, seed: int) -> npt.NDArray[np.int64]:
+    """The clients that attack whenever they take part, of those that may train. At least one is honest."""
+    count = min(int(np.floor(share * len(population) + 0.5)), len(population) - 1)
+    return np.sort(generator(seed, "attackers").permutation(population)[:count]).astype(np.int64)
+
+
+def visited(
+    settings: EvaluationSettings, clients: npt.NDArray[np.int64], seed: int, round: int, last: bool
+) -> npt.NDArray[np.int64]:
+    """The clients out of `clients` that the evaluation after a round visits, ascending; at least one of any."""
+    if settings.clients is None or (last and settings.full_last) or not len(clients):
+        return clients
+    wanted = settings.clients * len(clients) if settings.clients < 1 else settings.clients
+    count = min(max(1, int(np.floor(wanted + 0.5))), len(clients))
+    rng = generator(seed, "evaluated clients", round=round if settings.redraw else 0)
+    return np.sort(rng.permutation(clients)[:count]).astype(np.int64)
+
+
+def selected(settings: ParticipationSettings, population: int) -> int:
+    """How many clients a round selects out of those that may train."""
+    return max(1, int(np.floor(settings.fraction * population + 0.5)))
+
+
 def participants(
     settings: ParticipationSettings, population: npt.NDArray[np.int64], seed: int, round: int
 ) -> Participants:
     """The clients of round `round` out of those that may train; at least one delivers."""
     everyone = population
-    count = max(1, int(np.floor(settings.fraction * len(everyone) + 0.5)))
-    selected = generator(seed, "participation", round=round).permutation(everyone)[:count]
+    count = selected(settings, len(everyone))
+    chosen = generator(seed, "participation", round=round).permutation(everyone)[:count]
     lost = min(int(np.floor(settings.dropouts * count + 0.5)), count - 1)
-    missing, present = selected[:lost], np.sort(selected[lost:])
+    missing, present = chosen[:lost], np.sort(chosen[lost:])
     rng = generator(seed, "stragglers", round=round)
     slow = rng.permutation(present)[: int(np.floor(settings.stragglers * len(present) + 0.5))]
     shares = {int(client): float(share) for client, share in zip(slow, rng.random(len(slow)), strict=True)}

@@ -58,7 +58,7 @@ def resolved(
     """
     if fleet.gpus is not None:
         return fleet
-    wanted = _wanted(fleet, clients) or 1
+    wanted = wanted_actors(fleet, clients) or 1
     with_gpus = [node for node in nodes if cuda and node.get("GPU", 0.0) >= 1]
     most = max((fits(node, fleet.cpus, 0.0) for node in with_gpus), default=0)
     # Ray counts in ten-thousandths: a third of a device is 0.3333.
@@ -111,7 +111,7 @@ def bundle_of(fleet: FleetSettings) -> dict[str, float]:
     return {"CPU": fleet.cpus, **({"GPU": gpus} if gpus else {})}
 
 
-def _wanted(fleet: FleetSettings, clients: int) -> int | None:
+def wanted_actors(fleet: FleetSettings, clients: int) -> int | None:
     """The number of actors that was asked for; None: as many as fit."""
     if fleet.clients_per_actor is not None:
         return math.ceil(clients / fleet.clients_per_actor)
@@ -124,7 +124,7 @@ def actor_count(fleet: FleetSettings, clients: int, nodes: Sequence[Node], *, sh
     `shrink` (after a loss) takes what is left instead of refusing.
     """
     room = capacity(nodes, fleet)
-    wanted = _wanted(fleet, clients) or min(clients, max(room, 1))
+    wanted = wanted_actors(fleet, clients) or min(clients, max(room, 1))
     if wanted <= room:
         return wanted
     if shrink and room >= 1:
@@ -180,7 +180,8 @@ def idle_gpus(
     elif not gpus and not cuda:
         why = "torch is a CPU build here (install its CUDA build, or set fleet.gpus if only this machine lacks it)"
     elif not gpus:
-        why = f"no node with GPUs holds {_count(_wanted(asked, clients) or 1, 'actor')} of {asked.cpus:g} CPU each"
+        wanted = _count(wanted_actors(asked, clients) or 1, "actor")
+        why = f"no node with GPUs holds {wanted} of {asked.cpus:g} CPU each"
     elif alone:
         why = "fleet.backend=in_process computes on one"
     elif asked.actors is not None or asked.clients_per_actor is not None:

@@ -6,7 +6,7 @@ import gc
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +15,14 @@ import ray
 
 from actors.client_states import State
 from actors.compute import BlockDevice
+from actors.copies import SERVER, Copies
 from actors.fleet import Fleet
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
 from actors.server import Server, ServerSetup
 from actors.shards import HeldStates, read_where_it_is
+from actors.team import Team
+from actors.watchdog import Watchdog
 from archipelago.strategies.parameters import PartialSums, add_sums
 
 if TYPE_CHECKING:
@@ -35,8 +38,43 @@ def _place() -> dict[str, Any]:
     }
 
 
+class _Member:
+    """What client actors and the server have in common: where they are, and the copies that they hold of others."""
+
+    copies: Copies
+    epoch = 0  # of the server that is heard
+    round = 0  # the last one that is committed here
+
+    def whereabouts(self) -> dict[str, Any]:
+        """The process and its node; answered before anything is started."""
+        context = ray.get_runtime_context()
+        return {"pid": os.getpid(), "node": context.get_node_id(), "host": ray.util.get_node_ip_address()}
+
+    def keep(self, member: str, round: int, epoch: int, changes: Any) -> None:
+        """What a round changes in a neighbour's state; it waits until the round commits."""
+        if epoch == self.epoch:
+            self.copies.prepare(member, round, changes)
+
+    def hold(self, member: str, round: int, whole: Any) -> None:
+        """A neighbour's whole state."""
+        self.copies.hold(member, round, whole)
+
+    def copy(self, member: str, clients: list[int] | None = None) -> Any:
+        """What is held of a neighbour: of some clients, or (None) the state of a server."""
+        whole = self.copies.of(member)
+        return whole["state"] if clients is None else {client: whole[client] for client in clients}
+
+    def only(self, members: list[str]) -> None:
+        """Let go of the copies of all others."""
+        self.copies.only(members)
+
+    def report_in(self, member: str) -> Any:
+        """The last report of a server whose copy is here."""
+        return self.copies.of(member)["report"]
+
+
 @ray.remote(max_restarts=0, max_task_retries=0)
-class ClientActor:
+class ClientActor(_Member):
     """Hosts a block of clients around one LightningModule, on a share of a device.
 
     Made empty and filled by `start`: what goes wrong in a constructor, Ray reports as a lost actor.
@@ -63,6 +101,8 @@ class ClientActor:
         self.made = setup, x, y
         self.block = self._block(clients)
         self.held = HeldStates()
+        self.copies = Copies()
+        self.round = self.epoch = 0
         self.seconds = {}
         which = ",".join(map(str, ray.get_gpu_ids()))
         return self.block.computes_on(claim.name, f"{_place()['node']}/{which}" if which else "")
@@ -88,11 +128,46 @@ class ClientActor:
         self.block = self._block(clients)
         self.block.restore(states)
 
+    def receive(self, *arriving: dict[int, State]) -> None:
+        """Take over the states of these clients, which another actor had."""
+        self.block.restore({client: state for some in arriving for client, state in some.items()})
+
+    def standing(self) -> dict[str, Any]:
+        """The round that is committed here, and those of the copies that are held here."""
+        return {"round": self.round, "copies": self.copies.rounds()}
+
+    def settle(self, round: int, epoch: int) -> None:
+        """After a loss: this round is decided. Who has not committed it does; what is of another one is forgotten."""
+        self.epoch = epoch
+        if self.round < round:
+            self.block.commit()
+        else:
+            self.block.begin(round)
+        self.copies.settle(round)
+        self.round = round
+
+    def stand(self, round: int, epoch: int) -> None:
+        """Everybody is at this round."""
+        self.round, self.epoch = round, epoch
+
+    def whole(self) -> dict[int, State]:
+        """The committed states of all clients here, for the neighbour that holds the copy."""
+        return self.block.snapshot()
+
+    def commit(self, round: int, epoch: int) -> list[str]:
+        """Make a round's changes permanent, here and in the copies; a server that was given up is not heard."""
+        if (epoch, round) < (self.epoch, self.round + 1):
+            return []
+        notes = self.block.commit()
+        self.copies.settle(round)
+        self.round = round
+        return notes
+
     def call(self, method: str, arguments: tuple[Any, ...], *arrays: npt.NDArray[Any]) -> Any:
         """Do what the fleet asks of a block."""
         started = time.perf_counter()
         try:
-            return getattr(self.block, method)(*arguments, *arrays)
+            return getattr(self if method == "commit" else self.block, method)(*arguments, *arrays)
         finally:
             self.seconds[method] = self.seconds.get(method, 0.0) + time.perf_counter() - started
 
@@ -141,17 +216,25 @@ class RayFleet(Fleet):
         layout: Sequence[Sequence[int]],
         sizes: npt.NDArray[np.int64],
         not_finite: str = "drop",
+        team: Team | None = None,
+        copies: Copies | None = None,
+        lines: list[str] | None = None,
     ) -> None:
         super().__init__(layout, sizes, not_finite)
         self.actors = list(actors)
+        self._team, self._copies = team, copies  # copies: where the server is the only neighbour
+        # Without a team, as in a test of the fleet alone, nobody is late.
+        self.watchdog = Watchdog(team.patience if team else 60.0, team.members if team else {})
+        if lines is not None:
+            self.watchdog.say = lines.append
 
     def _reach(
         self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()
     ) -> dict[int, Any]:
         with self._round.timed(method):
             calls = self._call(method, arguments, arrays)
-            # All at once: the first failure surfaces instead of waiting behind a healthy actor.
-            return dict(zip(calls, ray.get(list(calls.values())), strict=True))
+            found = self.watchdog.get(calls, _stage(method, arguments))
+            return dict(zip(calls, found, strict=True))
 
     def _call(
         self, method: str, arguments: dict[int, tuple[Any, ...]], arrays: Sequence[Any] = ()
@@ -174,7 +257,32 @@ class RayFleet(Fleet):
 
     def _wait_for(self, method: str, reference: Any) -> Any:
         with self._round.timed(method):
-            return ray.get(reference)
+            return self.watchdog.get({None: reference}, method, anybody=True)[0]
+
+    def prepare(self, own: Callable[[], dict[str, Any]]) -> None:
+        """Every block's changes go to its neighbour, and the server's state to its own; returns when all are there."""
+        team = self._team
+        if team is None or not team.copies:
+            return
+        round, server = self._round.number, team.server.name
+        with self._round.timed("copies"):
+            changed = self._call("changes", dict.fromkeys(range(len(self.layout)), ()))
+            holder = self.actors[team.holds_server]
+            kept = {"own": holder.keep.remote(server, round, team.epoch, own())}
+            for b, there in enumerate(team.neighbours):
+                name = team.clients[b].name
+                if there == SERVER:
+                    assert self._copies is not None
+                    self._copies.prepare(name, round, *self.watchdog.get({b: changed[b]}, "changes"))
+                else:
+                    kept[name] = self.actors[there].keep.remote(name, round, team.epoch, changed[b])
+            del changed
+            self.watchdog.get(kept, "copies", anybody=True)
+
+    def _commits(self) -> tuple[int, int]:
+        if self._copies is not None:
+            self._copies.settle(self._round.number)
+        return self._round.number, self._team.epoch if self._team else 0
 
     def _tree(self, parts: dict[int, Any]) -> Any:
         """A reference to the sum of parts that the given blocks' actors hold."""
@@ -191,12 +299,29 @@ class RayFleet(Fleet):
         return ray.put(np.ascontiguousarray(array))
 
 
-@ray.remote(max_restarts=0, max_task_retries=0)
-class ServerActor:
-    """Holds the global and the K cluster models, clusters and aggregates; made empty, as a ClientActor is."""
+def _stage(method: str, arguments: dict[int, tuple[Any, ...]]) -> str:
+    """What a stage is called where its usual duration is remembered: two slots, or two client functions, differ."""
+    request = next((given[0] for given in arguments.values() if given), None)
+    which = [getattr(request, name, None) for name in ("slot", "stage", "split")]
+    return " ".join([method, *(each for each in which if isinstance(each, str) and each)])
 
+
+@ray.remote(  # type: ignore[call-overload]  # Ray's stubs do not know concurrency groups
+    max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 1}
+)
+class ServerActor(_Member):
+    """Holds the global and the K cluster models, clusters and aggregates; made empty, as a ClientActor is.
+
+    It answers `progress` while a round runs, so that the driver knows a busy server from a stopped one.
+    """
+
+    fleet_class: type[RayFleet] = RayFleet
     fleet: RayFleet
     server: Server
+
+    def __init__(self) -> None:
+        self.copies = Copies()
+        self.lines: list[str] = []  # about actors that are late in the running round
 
     def start(
         self,
@@ -204,13 +329,49 @@ class ServerActor:
         actors: Sequence[Any],
         layout: Sequence[Sequence[int]],
         state: dict[str, Any] | None,
+        team: Team | None = None,
+        round: int = 0,
     ) -> None:
-        """Set the method up, or take over where `state` left off."""
-        self.fleet = RayFleet(actors, layout, setup.sizes, setup.not_finite)
+        """Set the method up, or take over where `state` left off, after round `round`."""
+        self.fleet = self.fleet_class(
+            actors, layout, setup.sizes, setup.not_finite, team, self.copies, self.lines
+        )
         self.server = Server(setup, self.fleet, state)
+        self.server.round = round
+
+    def carry_on(
+        self, actors: Sequence[Any], layout: Sequence[Sequence[int]], team: Team, round: int
+    ) -> None:
+        """After a loss: from the round that was decided last, with the actors that there are now."""
+        state, report = self.server.committed_state(), self.server.report
+        self.start(self.server.setup, actors, layout, state, team, round)
+        self.server.report = report
+
+    def settle(self, round: int) -> None:
+        """The copies that are held here, after a loss."""
+        self.copies.settle(round)
+
+    def standing(self) -> dict[str, Any]:
+        """The round that was decided last, and those of the copies that are held here."""
+        round = self.server.round if hasattr(self, "server") else -1  # -1: it was lost before it had a state
+        return {"round": round, "copies": self.copies.rounds()}
+
+    def whole(self) -> dict[str, Any]:
+        """What the neighbour that holds the copy must have."""
+        return {"state": self.server.committed_state(), "report": self.server.report}
+
+    def report(self) -> RoundReport | None:
+        """Of the round that was decided last."""
+        return self.server.report
+
+    @ray.method(concurrency_group="watch")
+    def progress(self, since: int) -> list[str]:
+        """Lines of the running round, from a number on."""
+        return self.lines[since:]
 
     def run_round(self, round: int) -> RoundReport:
         """One committed round."""
+        self.lines.clear()
         return self.server.run_round(round)
 
     def move(self, layout: Sequence[Sequence[int]]) -> None:

@@ -32,13 +32,22 @@ class SurfacedErrors:
             exceptions.ActorPlacementGroupRemoved,
             exceptions.OutOfMemoryError,
             exceptions.ActorUnschedulableError,
+            exceptions.TaskPlacementGroupRemoved,
+            exceptions.TaskUnschedulableError,
+            exceptions.LocalRayletDiedError,
+            exceptions.RpcError,
         )
         cause = error
         while isinstance(cause, exceptions.RayTaskError):  # of one that waited for another one's result
             cause = cause.cause
-        if cause is not error and isinstance(cause, ClientFailure | UserError):
+        if cause is not error and isinstance(cause, ClientFailure | UserError | ActorsLost):
             raise cause from error
-        if isinstance(cause, gone) and not getattr(cause, "actor_init_failed", False):
+        # Of Ray's system errors only those of a connection: a module that is missing there would be missing again.
+        broken = isinstance(cause, exceptions.RaySystemError) and any(
+            word in str(cause) for word in ("raylet", "Broken pipe", "Connection reset")
+        )
+        if broken or (isinstance(cause, gone) and not getattr(cause, "actor_init_failed", False)):
+            assert cause is not None
             raise ActorsLost(_in_short(cause)) from error
 
 

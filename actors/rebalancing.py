@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.balance import Costs, Layout, balanced, barriers, fitted, makespan
-from actors.participation import held_out, participants
+from actors.participation import participants
 from actors.placement import trained_samples
 from actors.rounds import BACKWARD
 
@@ -58,9 +58,7 @@ def expected_costs(plan: Plan) -> Costs:
 def upcoming(plan: Plan, first: int) -> list[npt.NDArray[np.int64]]:
     """Who takes part in the rounds from `first` on, as far as a layout looks ahead; one entry if it is always all."""
     setup = plan.server
-    population = np.setdiff1d(
-        np.arange(setup.clients), held_out(setup.clients, setup.holdout_clients, setup.seed)
-    )
+    population = np.setdiff1d(np.arange(setup.clients), setup.held_out)
     if setup.participation.fraction >= 1.0 and setup.participation.dropouts == 0.0:
         return [population]
     last = min(setup.rounds, first + AHEAD - 1)

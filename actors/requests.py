@@ -10,9 +10,16 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from actors.wire import Encoded, with_references
-from archipelago.core.settings import EvaluationSettings, LocalSettings, ModelSettings
+from actors.wire import Encoded, rule_with_references, with_references
+from archipelago.core.settings import (
+    AttackSettings,
+    EvaluationSettings,
+    LocalSettings,
+    ModelSettings,
+    UpdateSettings,
+)
 from archipelago.strategies.penalties import Penalty
+from archipelago.strategies.rules import Rule
 
 R = TypeVar("R", bound="Request")
 
@@ -55,11 +62,36 @@ class TrainRequest(Request):
     keep: str | None
     fresh: bool  # start with a new optimizer and forget it afterwards
     step_share: Encoded | None  # share of the steps that each manages; None: all of them
+    continues: str | None = None  # fresh: the slot whose optimizer state it starts with instead of a new one
+    leaves: bool = True  # the results may leave the clients, as attackers and transforms make them
+    restart: bool = False  # start with a new optimizer in every round
+    only: tuple[str, ...] | None = None  # tensors that are trained, by name; None: all
+    steps: int | None = None  # instead of those that the settings ask for
+    rule: Rule | None = None  # how a step is made; its references are encoded
+    prefix: str = ""  # of private models that the rule keeps
+    rate: float = 1.0  # what the learning rate is multiplied with in this round
+
+    @property
+    def passes(self) -> tuple[int, ...]:
+        """Gradients that a step takes on each of its mini-batches."""
+        return (1,) if self.rule is None else self.rule.passes
+
+    def memory(self, kept: bool) -> str | None:
+        """The state that the optimizer starts with, if clients keep theirs; None: a new one."""
+        slot = self.continues if self.fresh else self.slot
+        return f"optimizer/{slot}" if kept and slot is not None and not self.restart else None
+
+    def remembers(self, kept: bool) -> bool:
+        """Whether a client keeps its optimizer's state for the next round."""
+        return kept and not self.fresh and not self.restart
 
     def part(self, clients: list[int]) -> TrainRequest:
         """What the block that hosts `clients` needs of it."""
         penalties = [with_references(each, lambda encoded: encoded.part(clients)) for each in self.penalties]
-        return dataclasses.replace(super().part(clients), penalties=penalties)
+        rule = self.rule
+        if rule is not None:
+            rule = rule_with_references(rule, lambda encoded: encoded.part(clients))
+        return dataclasses.replace(super().part(clients), penalties=penalties, rule=rule)
 
 
 @dataclass(frozen=True)
@@ -69,6 +101,14 @@ class ModelRequest(Request):
     models: Encoded
     on_top_of: list[Encoded]
     handle: str = ""
+    leaves: bool = True  # as of a training
+
+
+@dataclass(frozen=True)
+class DeriveRequest(ModelRequest):
+    """What a reference means for each of some clients, as a result of its own."""
+
+    keep: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +140,31 @@ class MapRequest(Request):
 
 
 @dataclass(frozen=True)
+class Stateless:
+    """A function of a client's view alone, as a client function: the client's state stays as it is."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, client: Any, state: dict[str, Any], **inputs: Any) -> tuple[dict[str, Any], Any]:
+        return state, self.function(client, **inputs)
+
+
+def numbers_in(value: Any) -> int:
+    """How many numbers a result holds, whatever it is nested in.
+
+    >>> numbers_in((np.zeros((2, 3)), {"mean": 1.0, "name": "x"}, None))
+    7
+    """
+    if isinstance(value, np.ndarray):
+        return int(value.size)
+    if isinstance(value, dict):
+        return sum(numbers_in(each) for each in value.values())
+    if isinstance(value, list | tuple):
+        return sum(numbers_in(each) for each in value)
+    return int(isinstance(value, int | float | np.number))
+
+
+@dataclass(frozen=True)
 class BlockSetup:
     """Everything a block needs to know besides its data."""
 
@@ -118,12 +183,27 @@ class BlockSetup:
         npt.NDArray[np.int64], ...
     ] = ()  # test samples of each ground-truth distribution, no client's
     plugins: tuple[str, ...] = ()  # modules that register what is looked up here
+    update: UpdateSettings = field(default_factory=UpdateSettings)
+    attack: AttackSettings = field(default_factory=AttackSettings)
+    attackers: tuple[int, ...] = ()
+    participants: int = 1  # clients that are selected in a round
 
 
 @dataclass(frozen=True)
 class ClientSamples:
-    """A client's sample indices."""
+    """A client's sample indices; where its data changes during a run, also those from later rounds on."""
 
     train: npt.NDArray[np.int64]
     validation: npt.NDArray[np.int64]
     test: npt.NDArray[np.int64]
+    later: tuple[tuple[int, ClientSamples], ...] = ()  # (first round, samples), ascending
+
+    def at(self, round: int) -> ClientSamples:
+        """What the client holds in a round."""
+        return next((samples for first, samples in reversed(self.later) if first <= round), self)
+
+    def every(self, *parts: str) -> npt.NDArray[np.int64]:
+        """All samples of these parts (without any named: of all) that it ever holds; some may come twice."""
+        names = parts or ("train", "validation", "test")
+        stages = [self, *(samples for _, samples in self.later)]
+        return np.concatenate([getattr(stage, name) for stage in stages for name in names])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from actors.cluster import live_nodes
+from actors.cluster import autoscales, live_nodes
 from actors.placement import actor_count, bundle_of, capacity, idle_gpus
 from actors.ray_errors import SurfacedErrors
+from actors.watchdog import say_in_log
 from archipelago.core.errors import UserError
 from archipelago.core.settings import FleetSettings
 
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from actors.session import Plan
 
 PATIENCE = 10.0  # seconds after which a fleet of free size takes what is there
+BUSY, GROWING = (
+    60.0,
+    900.0,
+)  # seconds that a cluster is given, as it is or with an autoscaler (`fleet.wait=auto`)
 
 
 @dataclass(frozen=True)
@@ -28,14 +34,27 @@ class Reserved:
     idle: str = ""
 
 
-def reserve(plan: Plan, shrink: bool, wait: float) -> Reserved:
-    """A placement group and how many actors it is for, or the sentence that says why there is none."""
+def reserve(
+    plan: Plan, shrink: bool, wait: float | None = None, say: Callable[[str], None] = say_in_log
+) -> Reserved:
+    """A placement group and how many actors it is for, or the sentence that says why there is none.
+
+    Where an autoscaler starts nodes, or the user said how long to wait (`fleet.wait`), a group is asked for that the
+    cluster has no capacity for yet: that is what an autoscaler sees.
+    """
     from ray.util.placement_group import placement_group
 
     from actors.devices import torch_has_cuda
 
+    grows = autoscales() or bool(plan.fleet.wait)
+    if wait is None:
+        wait = plan.fleet.wait if plan.fleet.wait is not None else (GROWING if grows else BUSY)
     deadline = time.monotonic() + wait
-    fleet, count, nodes = count_when_possible(plan, shrink, deadline)
+    fleet, count, nodes = count_when_possible(plan, shrink, deadline, grows)
+    if capacity(nodes, fleet) < count:
+        say(
+            f"Asked the cluster for {_actors(count, fleet)}; waiting for nodes, {wait:g} s at most (fleet.wait)."
+        )
     bundle = bundle_of(fleet)
     # Who did not say how many gets what is free, and need not wait for what others use.
     flexible = shrink or (fleet.actors is None and fleet.clients_per_actor is None)
@@ -55,10 +74,11 @@ def reserve(plan: Plan, shrink: bool, wait: float) -> Reserved:
         _give_back(group)
         free = capacity(_free_nodes(), fleet)
         if time.monotonic() >= deadline:
-            each = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+            has = f"is busy and has had capacity for {free} after {wait:g} s: wait until others are done"
+            if capacity(live_nodes(), fleet) < count:
+                has = f"has had no nodes for more than {free} after {wait:g} s: wait longer (fleet.wait)"
             raise UserError(
-                f"Expected capacity for {count} client actor{'' if count == 1 else 's'} of {each} each, but the "
-                f"cluster is busy and has had capacity for {free} after {wait:g} s: wait until others are done, "
+                f"Expected capacity for {_actors(count, fleet)}, but the cluster {has}, "
                 f"or ask for less (fleet.actors, fleet.cpus, {'fleet.gpus' if plan.fleet.gpus else 'fleet.gpus=0'}).",
                 code="capacity",
                 wanted=count,
@@ -81,12 +101,22 @@ def _give_back(group: Any) -> None:
         time.sleep(0.05)
 
 
+def _actors(count: int, fleet: FleetSettings) -> str:
+    """
+    >>> _actors(2, FleetSettings(gpus=0.5))
+    '2 client actors of 1 CPU and 0.5 GPU each'
+    """
+    each = " and ".join(f"{amount:g} {name}" for name, amount in bundle_of(fleet).items())
+    return f"{count} client actor{'' if count == 1 else 's'} of {each} each"
+
+
 def count_when_possible(
-    plan: Plan, shrink: bool, deadline: float
+    plan: Plan, shrink: bool, deadline: float, grows: bool = False
 ) -> tuple[FleetSettings, int, list[dict[str, float]]]:
     """Resolved settings, how many actors to start, and the nodes of the cluster.
 
-    After a loss a cluster may be empty for a while, until nodes come back.
+    After a loss a cluster may be empty for a while, until nodes come back. One that `grows` is asked for what it does
+    not have yet.
     """
     from actors.devices import torch_has_cuda
 
@@ -95,7 +125,9 @@ def count_when_possible(
         try:
             fleet = plan.sized(nodes, cuda=torch_has_cuda())
             return fleet, actor_count(fleet, len(plan.clients), nodes, shrink=shrink), nodes
-        except UserError:
+        except UserError as error:
+            if grows and not shrink:
+                return fleet, int(error.values["wanted"]), nodes
             if not shrink or time.monotonic() >= deadline:
                 raise
         time.sleep(1.0)

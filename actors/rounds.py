@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from actors.exposure import Exposure
 from archipelago.strategies.references import Indices
 
 if TYPE_CHECKING:
@@ -39,9 +40,16 @@ class Ledger:
         self._stored: dict[int, npt.NDArray[np.bool_]] = {}  # address of a model -> which clients have it
         self._own: dict[str, set[int]] = {}  # private model -> clients that use it
         self._up: dict[str, set[int]] = {}
+        self._described = 0.0  # descriptors that clients sent, in models
+        # Bytes by handle and client, where they are no plain model's.
+        self._sent: dict[str, dict[int, float]] = {}
+        # How many clients are behind what the server learns; None: not asked.
+        self.exposure: Exposure | None = None
         self.gradients = self.forwards = 0.0
         self.first = 0  # clients that got a model to begin their own with
-        self.unit = 0.0  # samples of the first training: what FedAvg would train on
+        self.unit = (
+            0.0  # samples of the largest training: what FedAvg would train on (some may be of few clients)
+        )
 
     def down(
         self, models: npt.NDArray[Any], ids: Indices, rows: Indices | None, clients: int, count: Count
@@ -63,14 +71,26 @@ class Ledger:
         """Clients `ids` deliver their result of a call."""
         self._up.setdefault(handle, set()).update(ids.tolist())
 
+    def send(self, models: float) -> None:
+        """Clients deliver numbers that are no model, as many as this many models have."""
+        self._described += models
+
+    def sends(self, handle: str, ids: Indices, sent: npt.NDArray[np.float64]) -> None:
+        """Bytes that clients `ids` send of a call if they deliver it; 0 of a model as it is."""
+        if np.nansum(sent) > 0:
+            self._sent[handle] = dict(zip(ids.tolist(), np.nan_to_num(sent).tolist(), strict=True))
+
     def compute(self, gradients: Any, forwards: Any) -> None:
         """Samples that went backward, and samples that only went forward."""
         self.gradients += float(np.nansum(gradients))
         self.forwards += float(np.nansum(forwards))
 
-    def train(self, gradients: Any, forwards: Any, received: Any) -> None:
-        """A local training; `received` has a 1 for each client that was sent the model to begin its own with."""
-        self.unit = self.unit or float(np.nansum(gradients))
+    def train(self, gradients: Any, forwards: Any, received: Any, seen: Any = None) -> None:
+        """A local training; `received` has a 1 for each client that was sent the model to begin its own with.
+
+        `seen`: samples of the mini-batches of its steps, each counted once; None where it has steps of its own number.
+        """
+        self.unit = max(self.unit, 0.0 if seen is None else float(np.nansum(seen)))
         self.first += int(np.nansum(received))
         self.compute(gradients, forwards)
 
@@ -83,10 +103,18 @@ class Ledger:
         costs = {
             "cost_models_stored": stored / count,
             "cost_models_down": (int(sum(sent.sum() for sent in self._down.values())) + self.first) / count,
-            "cost_models_up": sum(len(ids) for ids in self._up.values()) / count,
+            "cost_models_up": (sum(len(ids) for ids in self._up.values()) + self._described) / count,
             "cost_gradients": self.gradients / count,
             "cost_forwards": self.forwards / count,
         }
+        if self._sent:
+            sent = [
+                self._sent[name].get(i, 0.0)
+                for name, ids in self._up.items()
+                if name in self._sent
+                for i in ids
+            ]
+            costs["cost_bytes_up"] = sum(sent) / count
         if unit:
             costs["cost_computation"] = work / ((1.0 + BACKWARD) * unit)
         return costs
@@ -98,9 +126,10 @@ class RoundState:
     def __init__(self) -> None:
         self.start(0, {})
 
-    def start(self, number: int, step_share: dict[int, float]) -> None:
+    def start(self, number: int, step_share: dict[int, float], rate: float = 1.0) -> None:
         """Begin an attempt at round `number`, with the share of the steps that stragglers manage."""
         self.number = number
+        self.rate = rate  # what learning rates are multiplied with
         self.step_share = step_share
         self.events: list[str] = []  # what a user should know of this round
         self.seconds: dict[str, float] = {}  # spent waiting for the clients, by what they were asked

@@ -6,28 +6,54 @@ A plain class: the in-process session uses it as it is, and a ServerActor wraps 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from actors import parts
+from actors.collusion import Collusion
+from actors.drift_recovery import Recovery
+from actors.exposure import Exposure
 from actors.fleet import Fleet
 from actors.metrics import clustering_metrics, summarise
-from actors.participation import Participants, held_out, participants
+from actors.participation import Participants, held_out, participants, selected, visited
 from actors.placement import trained_samples
 from actors.records import client_models
 from actors.reports import RoundReport
+from archipelago.core.causes import exits_are_failures
 from archipelago.core.metrics import specs
 from archipelago.core.plugins import load_plugins
 from archipelago.core.settings import (
     AggregationSettings,
+    AttackSettings,
     EvaluationSettings,
     LocalSettings,
     ParticipationSettings,
+    ServerSettings,
+    UpdateSettings,
 )
-from archipelago.strategies import AnyMethod, Context, assemble
+from archipelago.strategies import AnyMethod, Context, assemble, attacks
 from archipelago.strategies.base import UNASSIGNED
+from archipelago.strategies.local_steps import optimizer_of
+from archipelago.strategies.privacy import PrivacyBudget
+from archipelago.strategies.references import Prediction
+from archipelago.strategies.schedules import Rates
+from archipelago.strategies.updates import check_networks
+
+JUDGED = 500  # clients whose distances and labels judge a clustering: all pairs of them are compared
+
+
+@dataclass(frozen=True)
+class ServerStage:
+    """What holds from a round on, where data changes during a run."""
+
+    round: int
+    sizes: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.int64]  # ground truth, -1 of clients that are away
+    present: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -52,15 +78,49 @@ class ServerSetup:
     not_finite: str
     local: LocalSettings
     aggregation: AggregationSettings
+    server: ServerSettings = field(default_factory=ServerSettings)
+    update: UpdateSettings = field(default_factory=UpdateSettings)
+    attack: AttackSettings = field(default_factory=AttackSettings)
+    attackers: tuple[int, ...] = ()
     one_class: npt.NDArray[np.bool_] | None = None  # clients that train on one class; None without classes
+    label_counts: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = (
+        None  # of some clients, see `_judged`
+    )
     levels: npt.NDArray[np.int64] | None = None  # (levels, clients) nested ground-truth groups
     distributions: int = 0  # ground-truth distributions with held-out samples
     compared_rounds: tuple[int, ...] = ()  # after which client models are written down
     compared_clients: int = 200
     plugins: tuple[str, ...] = ()  # modules that register what is looked up here
+    partition_seed: int | None = None  # says who is held out; None: `seed`
+    adoption: str = "labels"  # how clients that never train find a cluster
+    stages: tuple[ServerStage, ...] = ()  # the first is that of round 1; empty where nothing changes
+
+    def stage(self, round: int) -> ServerStage | None:
+        """What holds in a round; None where nothing ever changes."""
+        return next((each for each in reversed(self.stages) if each.round <= max(round, 1)), None)
+
+    def truth(self, round: int) -> npt.NDArray[np.int64] | None:
+        """The ground-truth groups in a round."""
+        stage = self.stage(round)
+        return self.groups if stage is None else stage.groups
+
+    @property
+    def held_out(self) -> npt.NDArray[np.int64]:
+        """Clients that never train."""
+        drawn_by = self.seed if self.partition_seed is None else self.partition_seed
+        return held_out(self.clients, self.holdout_clients, drawn_by)
+
+    def _known_groups(self) -> npt.NDArray[np.int64] | None:
+        """Every ground-truth group that there ever is."""
+        tables = [stage.groups for stage in self.stages] or ([] if self.groups is None else [self.groups])
+        if not tables:
+            return None
+        known = np.unique(np.concatenate(tables))
+        return known[known >= 0]
 
     def context(self) -> Context:
         """What the method may know."""
+        optimizer, momentum = optimizer_of(self.local)
         return Context(
             clients=self.clients,
             clusters=self.clusters,
@@ -68,11 +128,19 @@ class ServerSetup:
             seed=self.seed,
             weights=self.weights,
             lr=self.local.lr,
+            optimizer=optimizer,
+            momentum=momentum,
+            rates=Rates(self.local, self.rounds),
             groups=self.groups,
+            truth=self.truth,
+            new_clients=self.held_out,
+            adoption=self.adoption,
+            known_groups=self._known_groups(),
             has_validation=self.has_validation,
             evaluate_every=self.evaluation.every,
             evaluate_last=self.evaluation.last,
             aggregation=self.aggregation,
+            server=self.server,
         )
 
 
@@ -85,24 +153,46 @@ class Server:
         self.method: AnyMethod = assemble(
             setup.method, setup.ensemble, setup.combine, setup.options, setup.context()
         )
-        held = held_out(setup.clients, setup.holdout_clients, setup.seed)
+        held = setup.held_out
         self.population = np.setdiff1d(np.arange(setup.clients), held)  # who may ever train
         self.held_out = held
-        fleet.set_population(self.population)
-        fleet.begin(0)
+        self.attackers = np.asarray(setup.attackers, np.int64)
+        if len(self.attackers) and (attack := attacks.chosen(setup.attack)).knows is not None:
+            fleet.collusion = Collusion(attack, self.attackers)
+        count, total = selected(setup.participation, len(self.population)), len(self.population)
+        self.sizes, self.recovery = setup.sizes, None
+        if setup.stages:
+            self.recovery = Recovery(setup.evaluation.recovery)
+        self.privacy = PrivacyBudget.of(setup.update, count, count / total)
+        self._enter(1)
+        self.rates = Rates(setup.local, setup.rounds)
+        fleet.begin(0, rate=self.rates(1))
+        if setup.update.transforms:
+            check_networks(setup.update, fleet.spec)
         self.method.setup(fleet)
         if state is not None:
             self.method.load_state(state)
-        fleet.begin(0)
+            if self.privacy is not None:
+                self.privacy.load_state(state["privacy"])
+            if self.recovery is not None:
+                self.recovery.load_state(state["recovery"])
+        fleet.begin(0, rate=self.rates(1))
+        self.round = 0  # the last that was decided
+        self.report: RoundReport | None = None  # of that round
+        self._before: dict[str, Any] | None = None  # the state that the running round began with
 
     def run_round(self, round: int) -> RoundReport:
         """One communication round, committed before this returns."""
         started = time.perf_counter()
+        self._before = self.committed_state()
         setup, method, fleet = self.setup, self.method, self.fleet
+        drift = self._enter(round)
         chosen = participants(setup.participation, self.population, setup.seed, round)
-        fleet.begin(round, chosen.step_share)
+        fleet.begin(round, chosen.step_share, self.rates(round))
+        fleet.ledger.exposure = None if self.privacy is None else Exposure()
         before = method.assignment
-        method.round(fleet.select(chosen.ids), round)
+        with exits_are_failures(f"method '{setup.method}'"):
+            method.round(fleet.select(chosen.ids), round)
         metrics: dict[str, Any] = {
             "participants": len(chosen.ids),
             "missing": len(chosen.missing),
@@ -111,30 +201,86 @@ class Server:
             **fleet.cost(len(chosen.ids), self._one_training(chosen)),
             **method.report,
         }
+        if self.privacy is not None:
+            assert fleet.ledger.exposure is not None
+            self.privacy.spend(fleet.ledger.exposure.behind())
+            metrics["epsilon"] = self.privacy.epsilon()
         if method.assignment is not None:
-            metrics |= clustering_metrics(method.assignment, before, setup.groups, method.K, setup.plugins)
+            metrics |= clustering_metrics(
+                method.assignment, before, setup.truth(round), method.K, setup.plugins, self._judged(round)
+            )
             if setup.levels is not None:
                 metrics["ari_by_level"] = [
                     clustering_metrics(method.assignment, None, level, method.K)["ari"]
                     for level in setup.levels
                 ]
         table, records = None, dict(method.records)
-        if round % setup.evaluation.every == 0 or round == setup.rounds:
-            table = self._evaluate(metrics)
+        if self._evaluates(round):
+            table = self._evaluate(metrics, round)
             records |= self._centres(metrics)
+        if self.recovery is not None:
+            metrics |= self.recovery.sees(round, metrics)
         if round in setup.compared_rounds:
             records |= client_models(fleet, setup.compared_clients)
-        events = [*fleet.events, *method.events, *self._cluster_events(before if round > 1 else None)]
-        events += self._data_events() if round == 1 else []
+        events = [*drift, *fleet.events, *method.events, *self._cluster_events(before if round > 1 else None)]
+        events += [*self._data_events(), *self._attack_events()] if round == 1 else []
+        assignment = None if method.assignment is None else method.assignment.copy()
+        report = RoundReport(round, metrics, table, assignment, events=events, records=records)
+        fleet.prepare(lambda: {"state": self.state(), "report": report})
+        # Here the round is decided: whatever is lost from now on, it is not run again.
+        self.round, self.report, self._before = round, report, None
         seconds = dict(fleet.seconds)
         events += fleet.commit()
         seconds["round"] = time.perf_counter() - started
-        assignment = None if method.assignment is None else method.assignment.copy()
-        return RoundReport(round, metrics, table, assignment, seconds, events=events, records=records)
+        self.report = replace(report, timings=seconds, events=events)
+        return self.report
+
+    def committed_state(self) -> dict[str, Any]:
+        """The state after the last round that was decided, whatever an attempt at the next one has changed."""
+        return self.state() if self._before is None else self._before
+
+    def _evaluates(self, round: int) -> bool:
+        return round % self.setup.evaluation.every == 0 or round == self.setup.rounds
+
+    def _judged(self, round: int) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
+        """What a clustering is judged by without ground truth, of a sample of clients: distances and labels."""
+        if not self._evaluates(round):
+            return {}
+        spread = np.unique(np.linspace(0, len(self.population) - 1, JUDGED).astype(np.int64))
+        compared = self.method.proximity(self.population[spread])
+        found = {} if compared is None or not len(compared[0]) else {"distances": compared}
+        return found if self.setup.label_counts is None else {**found, "labels": self.setup.label_counts}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold of the server."""
-        return self.method.save_state()
+        state = self.method.save_state()
+        if self.privacy is not None:
+            state = {**state, "privacy": self.privacy.save_state()}
+        return state if self.recovery is None else {**state, "recovery": self.recovery.save_state()}
+
+    def _enter(self, round: int) -> list[str]:
+        """Take over what holds in a round: sizes, and who is there; returns what a user should know of a drift."""
+        stage = self.setup.stage(round)
+        if stage is None:
+            self.fleet.set_population(self.population)
+            return []
+        there = np.flatnonzero(stage.present)
+        self.population = np.setdiff1d(there, self.setup.held_out)
+        self.held_out = np.intersect1d(there, self.setup.held_out)
+        self.sizes = self.fleet.all_sizes = stage.sizes
+        self.fleet.set_population(self.population)
+        if stage.round != round or round == 1:
+            return []
+        assert self.recovery is not None
+        self.recovery.starts(round)
+        earlier = self.setup.stage(round - 1)
+        assert earlier is not None
+        changed = int((earlier.groups != stage.groups).sum())
+        groups = len(np.unique(stage.groups[stage.groups >= 0]))
+        return [
+            f"Drift before round {round}: {changed} clients changed; there are {groups} ground-truth groups and "
+            f"{len(there)} clients."
+        ]
 
     def models(self) -> dict[str, npt.NDArray[np.float32]]:
         """The models the server holds."""
@@ -143,39 +289,74 @@ class Server:
     def _one_training(self, chosen: Participants) -> float:
         """Samples that FedAvg would train on with these participants."""
         share = np.array([chosen.step_share.get(int(i), 1.0) for i in chosen.ids])
-        return float(trained_samples(self.setup.local, self.setup.sizes[chosen.ids], share).sum())
+        return float(trained_samples(self.setup.local, self.sizes[chosen.ids], share).sum())
 
     def _federated_objective(self) -> float | None:
         """sum_i (n_i / n) of the local objectives that were minimised, over the clients' own batches."""
         for ids, objective in self.fleet.objectives.values():
             arrived = np.isfinite(objective)
             if arrived.any():
-                return float(np.average(objective[arrived], weights=self.setup.sizes[ids][arrived]))
+                return float(np.average(objective[arrived], weights=self.sizes[ids][arrived]))
         return None
 
-    def _evaluate(self, metrics: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        """Fill `metrics` and return the table of clients."""
-        setup, fleet = self.setup, self.fleet.select(np.arange(self.setup.clients))
+    @cached_property
+    def _fresh_norm(self) -> float:
+        """The norm of a model that was not trained."""
+        return parts.norm_of(self.fleet.initial(1, "fresh model")[0])
+
+    def _evaluate(self, metrics: dict[str, Any], round: int) -> dict[str, npt.NDArray[Any]]:
+        """Fill `metrics` and return the table of the clients that were visited."""
+        setup, ids = self.setup, self._visited(round)
+        fleet = self.fleet.measuring().select(ids)
+        if setup.evaluation.personal:
+            metrics |= self._personal(ids)
         prediction = self.method.prediction(fleet)
         columns = fleet.evaluate(prediction, "test")
-        table = {"client": columns.pop("client"), "train_samples": setup.sizes}
-        if setup.groups is not None:
-            table["group"] = setup.groups
+        table = {"client": columns.pop("client"), "train_samples": self.sizes[ids]}
+        truth = setup.truth(round)
+        if truth is not None:
+            table["group"] = truth[ids]
         if self.method.assignment is not None:
-            table["cluster"] = self.method.assignment
+            table["cluster"] = self.method.assignment[ids]
         if len(self.held_out):
             table["held_out"] = np.isin(table["client"], self.held_out)
+        if len(self.attackers):
+            table["attacker"] = np.isin(table["client"], self.attackers)
         table |= columns
-        metrics |= self._summary(columns)
+        metrics |= self._summary(ids, columns)
         splits = ["validation"] if setup.has_validation else []
         for split in splits + (["train"] if setup.evaluation.train else []):
             columns = fleet.evaluate(prediction, split)
             columns.pop("client")
-            metrics |= {f"{split}_{name}": value for name, value in self._summary(columns).items()}
+            metrics |= {f"{split}_{name}": value for name, value in self._summary(ids, columns).items()}
             table |= {f"{split}_{name}": column for name, column in columns.items()}
+        if prediction.names and parts.due(round, setup.rounds, setup.evaluation.every):
+            metrics |= parts.part_metrics(
+                fleet, prediction, self.population, self.sizes[ids], self._fresh_norm
+            )
         if setup.evaluation.clusterability:
-            metrics |= self._clusterability(fleet.select(self.population))
+            metrics |= self._clusterability(fleet.select(np.intersect1d(ids, self.population)))
         return table
+
+    def _visited(self, round: int) -> npt.NDArray[np.int64]:
+        """Who is evaluated after a round: of the clients that train and of those held out, each by itself."""
+        setup, last = self.setup, round >= self.setup.rounds
+        parts = [
+            visited(setup.evaluation, each, setup.seed, round, last)
+            for each in (self.population, self.held_out)
+        ]
+        return np.sort(np.concatenate(parts)).astype(np.int64)
+
+    def _personal(self, ids: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """Metrics of the models that this round's participants trained, each its own, before averaging."""
+        trained = self.fleet.first_trained
+        if trained is None:
+            return {}
+        view = self.fleet.measuring().select(trained.ids)
+        skip = {int(i) for i in trained.ids[~trained.arrived | ~np.isin(trained.ids, ids)]}
+        columns = view.evaluate(Prediction([trained, *trained.under]), "test", skip=skip)
+        who = columns.pop("client")
+        return {f"personal_{name}": value for name, value in self._summary(who, columns).items()}
 
     def _centres(self, metrics: dict[str, Any]) -> dict[str, dict[str, npt.NDArray[Any]]]:
         """Every cluster model on held-out samples of every ground-truth distribution (FedSoft's Tables 1, 3, 4).
@@ -188,22 +369,26 @@ class Server:
         rows = self.fleet.measure(centres, self.setup.distributions)
         shape = (self.setup.distributions, len(centres))
         columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-        for spec in specs(self.setup.plugins):
+        for spec in specs(self.setup.plugins, also=self.setup.evaluation.metrics):
             if spec.name in columns and "distributions" in spec.shown:
                 metrics[f"centre_{spec.name}"] = columns[spec.name].reshape(shape).tolist()
         distribution, centre = np.indices(shape).reshape(2, -1)
         return {"centres": {"distribution": distribution, "centre": centre, **columns}}
 
-    def _summary(self, columns: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
-        """Metrics over the clients that train, and over those held out (`holdout_...`)."""
-        weights = self.setup.sizes if self.setup.evaluation.weights == "train" else columns["samples"]
+    def _summary(self, ids: npt.NDArray[np.int64], columns: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
+        """Metrics over those of `ids` that train, and over those held out (`holdout_...`)."""
+        weights = self.sizes[ids] if self.setup.evaluation.weights == "train" else columns["samples"]
 
-        def over(ids: npt.NDArray[np.int64]) -> dict[str, Any]:
-            return summarise({name: column[ids] for name, column in columns.items()}, weights[ids])
+        def over(whom: npt.NDArray[np.int64]) -> dict[str, Any]:
+            at = np.isin(ids, whom)
+            return summarise({name: column[at] for name, column in columns.items()}, weights[at])
 
         metrics = over(self.population)
         if len(self.held_out):
             metrics |= {f"holdout_{name}": value for name, value in over(self.held_out).items()}
+        if len(self.attackers):
+            honest = np.setdiff1d(self.population, self.attackers)
+            metrics |= {f"honest_{name}": value for name, value in over(honest).items()}
         return metrics
 
     def _clusterability(self, fleet: Fleet) -> dict[str, Any]:
@@ -213,7 +398,7 @@ class Server:
             labels, clusters = np.zeros(len(fleet.ids), np.int64), 1
         at, under = self.method.gradient_point(fleet)
         gradients = fleet.gradients(at, on_top_of=under)
-        weights = self.setup.sizes[fleet.ids] * gradients.arrived
+        weights = self.sizes[fleet.ids] * gradients.arrived
         present = [k for k in range(clusters) if weights[labels == k].sum() > 0]
         rows = np.full(clusters, -1)
         rows[present] = np.arange(len(present))
@@ -243,13 +428,22 @@ class Server:
             )
         return events
 
+    def _attack_events(self) -> list[str]:
+        """Who attacks, and how."""
+        if not len(self.attackers):
+            return []
+        who = ", ".join(map(str, self.attackers))
+        return [
+            f"{len(self.attackers)} of {len(self.population)} clients attack ({self.setup.attack.name}): {who}."
+        ]
+
     def _cluster_events(self, before: npt.NDArray[np.int64] | None) -> list[str]:
         """Empty clusters, clusters of one and collapses, reported when they happen and not every round after."""
         if self.method.assignment is None or (self.method.assignment == UNASSIGNED).all():
             return []
         clusters = self.method.K
         now = _sizes(self.method.assignment, clusters)
-        then = None if before is None or (before == UNASSIGNED).all() else _sizes(before, clusters)
+        then = None if before is None or (before == UNASSIGNED).all() else _sizes(before, clusters)[:clusters]
         events = []
         for k in np.flatnonzero(now == 0):
             if then is None or then[k] > 0:
@@ -272,4 +466,5 @@ def _one_client(clusters: list[int]) -> str:
 
 
 def _sizes(assignment: npt.NDArray[np.int64], clusters: int) -> npt.NDArray[np.int64]:
-    return np.bincount(assignment[assignment >= 0], minlength=clusters)
+    # A method that merges clusters has had more of them before.
+    return np.bincount(assignment[assignment >= 0], minlength=clusters)[:clusters]

@@ -1,209 +1,51 @@
-"""A session: a server and its clients, alive. Made by the driver, in this process or on a Ray cluster.
+"""A session on a Ray cluster: a server and its clients, alive, made by the driver (an actor dies with its creator).
 
-The driver creates the ServerActor and the ClientActors (an actor dies with its creator), so any of them
-can be rebuilt from the last checkpoint, with fewer actors if the cluster has shrunk.
+What is lost is rebuilt from what the others hold (`actors/recovery.py`), or from the last checkpoint. What sessions are
+made of is in `actors/plan.py`, the session of one process in `actors/in_process.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from actors import reservation
+from actors import growth, recovery, reservation
 from actors.client_states import State
 from actors.compute import BlockDevice, Compute, compute_of, without_gpu
-from actors.placement import Node, gpus_of, idle_gpus, layout, resolved
+from actors.homes import Home, with_nodes
+from actors.in_process import InProcessSession
+from actors.placement import gpus_of, layout, wanted_actors
+from actors.plan import Checkpoint, Mended, Place, Plan, Session, Snapshot
 from actors.ray_errors import ActorsLost, SurfacedErrors
-from actors.rebalancing import Rebalancing, expected_costs
+from actors.rebalancing import Rebalancing
 from actors.reports import RoundReport
-from actors.requests import BlockSetup, ClientSamples
-from actors.server import Server, ServerSetup
-from actors.shards import ActorShard, ClientShard, LocalShard, states_of
-from archipelago.core.settings import FleetSettings
+from actors.server import ServerSetup
+from actors.shards import ActorShard, states_of
+from actors.team import Team
+from actors.watchdog import SERVER, Member, Watchdog, say_in_log
+from archipelago.core.errors import UserError
 from archipelago.runs.checkpoints import StoredParts
 
-__all__ = ["ActorsLost", "Checkpoint", "InProcessSession", "Place", "Plan", "RaySession", "Session"]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """An experiment, ready to be brought to life on any fleet.
-
-    `fleet` is what the user asked for; `gpus` what each actor gets, where that is known already: a trial's share, or
-    what the run began with.
-    """
-
-    server: ServerSetup
-    block: BlockSetup
-    fleet: FleetSettings
-    clients: list[ClientSamples]
-    x: npt.NDArray[Any]
-    y: npt.NDArray[Any]
-    title: str = "archipelago"
-    passes: float = 0.0  # of a participant's training samples through models, in a round, besides training
-    gpus: float | None = None
-
-    def sized(self, nodes: Sequence[Node], *, cuda: bool = True) -> FleetSettings:
-        """The fleet's settings on these nodes, with a number in place of `gpus=auto`."""
-        if self.gpus is not None:
-            return dataclasses.replace(self.fleet, gpus=self.gpus)
-        return resolved(self.fleet, len(self.clients), nodes, cuda=cuda)
-
-    def costs(self) -> npt.NDArray[np.float64]:
-        """What each client is expected to cost before each barrier, a row for each."""
-        return expected_costs(self)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where to resume from: the server's state, and every client's, at hand or on disk."""
-
-    server: dict[str, Any]
-    clients: Mapping[int, State] | StoredParts
-
-
-@dataclass(frozen=True)
-class Place:
-    """Bundles of a placement group that somebody else made: `actors` of them, from number `first` on."""
-
-    group: Any
-    first: int
-    actors: int
-
-
-class Snapshot(dict[str, Any]):
-    """A committed state as named parts: `server`, a function that returns it, and `clients-00000` and so on."""
-
-    def __init__(self, server: Callable[[], Any], shards: Sequence[ClientShard]) -> None:
-        super().__init__({"server": server, **{f"clients-{b:05d}": shard for b, shard in enumerate(shards)}})
-        self.shards = shards
-
-
-class Session(Protocol):
-    """What the runner needs of a live experiment."""
-
-    gpus: float  # of each block of clients
-
-    def run_round(self, round: int) -> RoundReport:
-        """One committed round."""
-
-    def snapshot(self) -> Snapshot:
-        """The committed state as named parts: `server`, fetched when it is called, and shards of clients."""
-
-    def models(self) -> dict[str, Any]:
-        """{"models": name -> array, "spec": layout}."""
-
-    def spec(self) -> Any:
-        """The layout of a model's values, without the models."""
-
-    def describe(self) -> str:
-        """One line about where the clients live and what they compute on."""
-
-    def compute(self) -> Compute:
-        """What the clients compute on."""
-
-    def shortfall(self) -> str:
-        """What was asked for and could not be had; empty if all of it was."""
-
-    def close(self) -> None:
-        """Release everything this session started."""
-
-
-class InProcessSession:
-    """Everything in this process; `actors` blocks, so that any packing can be simulated."""
-
-    def __init__(
-        self, plan: Plan, checkpoint: Checkpoint | None = None, blocks: list[list[int]] | None = None
-    ) -> None:
-        from actors.blocks import make_block
-        from actors.devices import claim_device, machine_gpus, torch_has_cuda
-        from actors.fleet import InProcessFleet
-
-        if blocks is None:
-            count = plan.fleet.actors or 1
-            if plan.fleet.clients_per_actor is not None:
-                count = -(-len(plan.clients) // plan.fleet.clients_per_actor)
-            blocks = layout(plan.costs(), min(count, len(plan.clients)), plan.fleet.clients_per_actor)
-        # One process computes on one device, whatever number of blocks it simulates.
-        alone = dataclasses.replace(
-            plan, fleet=dataclasses.replace(plan.fleet, actors=1, clients_per_actor=None)
-        )
-        here, cuda = {"CPU": plan.fleet.cpus, "GPU": float(machine_gpus())}, torch_has_cuda()
-        sized = alone.sized([here], cuda=cuda)
-        self.gpus = gpus_of(sized)
-        setup = dataclasses.replace(plan.block, gpus=self.gpus)
-        self._claim = claim_device(self.gpus, setup.precision, setup.determinism)
-        try:
-            made = [
-                make_block(setup, {c: plan.clients[c] for c in block}, plan.x, plan.y, self._claim.device)
-                for block in blocks
-            ]
-            self._blocks = [
-                block.computes_on(self._claim.name, "here" if self.gpus else "") for block in made
-            ]
-            idle = ""
-            if plan.gpus is None:  # or the rest of this machine is not this run's to use
-                idle = idle_gpus(plan.fleet, sized, len(plan.clients), 1, [here], cuda=cuda, alone=True)
-            self._compute = compute_of(self._blocks, self.gpus, setup.precision, idle)
-            self.fleet = InProcessFleet(made, plan.server.sizes, plan.server.not_finite)
-            self.server = Server(plan.server, self.fleet, checkpoint.server if checkpoint else None)
-            if checkpoint:
-                self.fleet.restore(states_of(checkpoint.clients, range(len(plan.clients))))
-        except BaseException:
-            self.close()
-            raise
-
-    def run_round(self, round: int) -> RoundReport:
-        """One committed round."""
-        return self.server.run_round(round)
-
-    def snapshot(self) -> Snapshot:
-        """State values are never written to, so handing them out is enough."""
-        server, blocks = self.server.state(), self.fleet.snapshot()
-        return Snapshot(lambda: server, [LocalShard(block) for block in blocks])
-
-    def models(self) -> dict[str, Any]:
-        """The server's models."""
-        return {"models": self.server.models(), "spec": self.spec()}
-
-    def spec(self) -> Any:
-        """The layout of a model's values."""
-        return self.fleet.spec.to_json()
-
-    def describe(self) -> str:
-        """One line."""
-        count = len(self.fleet.layout)
-        blocks = f"{count} block{'' if count == 1 else 's'}"
-        return f"{len(self.fleet.all_sizes)} clients in this process ({blocks}): {self._compute.sentence}"
-
-    def compute(self) -> Compute:
-        """What the clients compute on."""
-        return self._compute
-
-    def shortfall(self) -> str:
-        """A GPU that torch cannot use."""
-        return without_gpu(self._blocks, self.gpus)
-
-    def close(self) -> None:
-        """Give the device back: torch's flags are those of the process again."""
-        self._claim.release()
+__all__ = [
+    "ActorsLost", "Checkpoint", "InProcessSession", "Mended", "Place", "Plan", "RaySession", "Session", "Snapshot",
+]  # fmt: skip
 
 
 class RaySession:
     """A ServerActor and ClientActors in one placement group.
 
     `shrink` (after a loss, or to resume) takes what the cluster has now, fewer actors if need be, instead of
-    refusing. `wait` is for how many seconds a busy cluster is given to free capacity. `place` is a group that is
-    there already: it is used as it is, and outlives the session.
+    refusing. `wait` is for how many seconds a cluster is given to have capacity (default: `fleet.wait`). `place` is a
+    group that is there already: it is used as it is, and outlives the session. `say` is told what a user should know
+    while others work: somebody is late, nodes are waited for.
     """
 
     _held = 0  # number of the last snapshot
+    _whole = True  # every client is where `layout` says
     _rebalancing: Rebalancing | None = None  # None: clients stay where they are
 
     def __init__(
@@ -213,178 +55,295 @@ class RaySession:
         *,
         shrink: bool = False,
         data: tuple[Any, Any] | None = None,
-        wait: float = 60.0,
+        wait: float | None = None,
         place: Place | None = None,
+        say: Callable[[str], None] = say_in_log,
     ) -> None:
         import ray
 
-        self._group: Any = None
-        self._first = 0  # bundle of the first actor
-        self._borrowed = place is not None
+        self.say, self._thread = say, threading.get_ident()
+        self.groups: list[Any] = []  # that this session made
+        self.homes: list[Home] = []  # of the client actors
         self.layout: list[list[int]] = []
         self.clients: list[Any] = []
         self.server: Any = None
         self.devices: list[BlockDevice] = []
-        self._precision = plan.block.precision
+        self.members: dict[Any, Member] = {}
+        self.epoch = 0
         try:
             if place is not None:
-                self._group, self._first = place.group, place.first
-                reserved = reservation.Reserved(
-                    place.group, min(place.actors, len(plan.clients)), plan.sized([])
-                )
+                count, sized, self._idle = min(place.actors, len(plan.clients)), plan.sized([]), ""
+                homes = [Home(place.group, place.first + b) for b in range(count)]
             else:
-                reserved = reservation.reserve(plan, shrink, wait)
-                self._group = reserved.group
-            count, self.gpus, self._idle = reserved.actors, gpus_of(reserved.fleet), reserved.idle
-            plan = dataclasses.replace(
+                reserved = reservation.reserve(plan, shrink, wait, self._tell)
+                self.groups.append(reserved.group)
+                count, sized, self._idle = reserved.actors, reserved.fleet, reserved.idle
+                homes = [Home(reserved.group, b) for b in range(count)]
+            self.gpus = gpus_of(sized)
+            self.plan = dataclasses.replace(
                 plan, gpus=self.gpus, block=dataclasses.replace(plan.block, gpus=self.gpus)
             )
-            self.layout = layout(plan.costs(), count, plan.fleet.clients_per_actor)
-            self._samples = plan.clients
+            self.layout = layout(self.plan.costs(), count, plan.fleet.clients_per_actor)
+            self.watchdog = Watchdog(plan.fleet.patience, self.members, self._tell)
+            wanted = wanted_actors(plan.fleet, len(plan.clients)) or plan.actors or count
+            self.growth = growth.Growth(self, homes, count if place is not None else wanted)
             if count > 1 and plan.fleet.clients_per_actor is None:
-                self._rebalancing = Rebalancing(plan)
-            self._start(plan, checkpoint, data or (ray.put(plan.x), ray.put(plan.y)))
+                self._rebalancing = Rebalancing(self.plan)
+            self.data = data or (ray.put(plan.x), ray.put(plan.y))
+            self._start(homes, checkpoint)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, plan: Plan, checkpoint: Checkpoint | None, data: tuple[Any, Any]) -> None:
+    def _tell(self, line: str) -> None:
+        """Listeners are called by the driver's own thread alone: a checkpoint is written in another one."""
+        (self.say if threading.get_ident() == self._thread else say_in_log)(line)
+
+    @property
+    def actors(self) -> int:
+        """Blocks of clients."""
+        return len(self.layout)
+
+    # --- bringing actors to life --------------------------------------------------------------------------
+
+    def _start(self, homes: Sequence[Home], checkpoint: Checkpoint | None) -> None:
         """Bring the actors to life, all at the same time: most of it is imports."""
+        with SurfacedErrors():
+            starting = [self.make_client(home, block) for home, block in zip(homes, self.layout, strict=True)]
+            self.make_server(homes[0])
+            self.when_started(starting)
+            self.go_back(checkpoint, checkpoint.round if checkpoint else 0)
+
+    def new_client(self, home: Home, block: Sequence[int], number: int) -> tuple[Member, Any]:
+        """A client actor for these clients, and the reference to its start; it is not among `clients` yet."""
+        from actors.ray_actors import ClientActor
+
+        name = reservation.unique(f"{self.plan.title}/clients-{number}")
+        actor = ClientActor.options(  # type: ignore[attr-defined]
+            num_cpus=self.plan.fleet.cpus, num_gpus=self.gpus, **home.options(name)
+        ).remote()
+        return Member(actor, name), actor.start.remote(self.plan.block, self.samples_of(block), *self.data)
+
+    def add_client(self, home: Home, member: Member) -> None:
+        """One more of `clients`."""
+        self.members[len(self.clients)] = member
+        self.clients.append(member.actor)
+        self.homes.append(home)
+
+    def make_client(self, home: Home, block: Sequence[int]) -> Any:
+        """Add a client actor for these clients; returns the reference to its start."""
+        member, started = self.new_client(home, block, len(self.clients))
+        self.add_client(home, member)
+        return started
+
+    def make_server(self, home: Home) -> None:
+        """A new server, without a state; it computes little, between the clients' calls: it needs no CPU of its own."""
+        from actors.ray_actors import ServerActor
+
+        name = reservation.unique(f"{self.plan.title}/server")
+        self.server = ServerActor.options(num_cpus=0, **home.options(name)).remote()  # type: ignore[attr-defined]
+        self.members[SERVER] = Member(self.server, name)
+
+    def samples_of(self, block: Sequence[int]) -> dict[int, Any]:
+        """The samples of some clients."""
+        return {client: self.plan.clients[client] for client in block}
+
+    def when_started(self, starting: Sequence[Any]) -> None:
+        """Wait for actors, the last ones of `clients`. One whose node is gone would wait for ever: that is a loss.
+
+        Nobody is ended for starting slowly: samples may come from far, and libraries from a slow disk.
+        """
         import ray
 
-        from actors.ray_actors import ClientActor, ServerActor
+        first, waiting = len(self.clients) - len(starting), list(starting)
+        patience = self.plan.fleet.patience
+        seconds = 0.0
+        while waiting:
+            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=2.0, fetch_local=False)
+            seconds += 2.0
+            missing = {*self.homes[first:]} - {*with_nodes(self.homes[first:])} if waiting else ()
+            if missing:
+                raise ActorsLost(f"a node went away while {len(missing)} actors were starting on it")
+            if waiting and seconds % max(patience, 2.0) < 2.0 and seconds >= patience:
+                late = [self.members[first + b].name for b, ref in enumerate(starting) if ref in {*waiting}]
+                self._tell(f"{', '.join(late)}: not started after {seconds:.3g} s.")
+        self.devices[first:] = ray.get(list(starting))
+        self.watchdog.members = self.members
+        self._find([*range(first, len(self.clients))])
 
-        fleet, started = plan.fleet, []
-        for b, block in enumerate(self.layout):
-            actor = ClientActor.options(  # type: ignore[attr-defined]
-                num_cpus=fleet.cpus, num_gpus=plan.gpus, **self._place(b, f"{plan.title}/clients-{b}")
-            ).remote()
-            self.clients.append(actor)
-            samples = {c: plan.clients[c] for c in block}
-            started.append(actor.start.remote(plan.block, samples, *data))
-        # The server computes little and between the clients' calls: it needs no CPU of its own.
-        self.server = ServerActor.options(  # type: ignore[attr-defined]
-            num_cpus=0, **self._place(0, f"{plan.title}/server")
-        ).remote()
+    def _find(self, keys: Sequence[Any]) -> None:
+        """Where actors run, for the lines that name them."""
+        import ray
+
+        found = ray.get([self.members[key].actor.whereabouts.remote() for key in keys])
+        for key, where in zip(keys, found, strict=True):
+            self.members[key] = replace(self.members[key], **where)
+
+    # --- one state for all of them ------------------------------------------------------------------------
+
+    def go_back(self, checkpoint: Checkpoint | None, round: int) -> None:
+        """Everybody takes over the state of a checkpoint, or (None) begins with round 1."""
+        import ray
+
         with SurfacedErrors():
-            self.devices = self._when_started(started)
-            if checkpoint:
+            if checkpoint is not None:
                 self._restore(checkpoint.clients)
-            state = checkpoint.server if checkpoint else None
-            ray.get(self.server.start.remote(plan.server, self.clients, self.layout, state))
+            else:
+                empty = [actor.call.remote("restore", ({},)) for actor in self.clients]
+                self.wait(dict(enumerate(empty)), "restore")
+            state = ray.put(checkpoint.server) if checkpoint else None
+            team = self.assemble(round)
+            started = self.server.start.remote(
+                self.plan.server, self.clients, self.layout, state, team, round
+            )
+            self.wait({SERVER: started}, "start", ends=False)
+            self.copy_all(round)
+
+    def assemble(self, round: int) -> Team:
+        """Everybody who is here now is at this round, and a server that was there before is not heard any more."""
+        self._find([SERVER])
+        self.epoch += 1
+        clients = tuple(self.members[b] for b in range(len(self.clients)))
+        self.members = {**dict(enumerate(clients)), SERVER: self.members[SERVER]}
+        fleet = self.plan.fleet
+        team = Team(clients, self.members[SERVER], fleet.patience, self.epoch, fleet.copies)
+        self.watchdog.members = self.members
+        stand = {b: a.stand.remote(round, self.epoch) for b, a in enumerate(self.clients)}
+        self.wait(stand, "stand")
+        self.team = team
+        return team
+
+    def copy_all(self, round: int) -> None:
+        """Everybody's committed state goes to the neighbour that holds its copy."""
+        if not self.team.copies:
+            return
+        sent: dict[Any, Any] = {}
+        for b, there in enumerate(self.team.neighbours):
+            holder = self.members[SERVER if there < 0 else there].actor
+            sent[b] = holder.hold.remote(self.members[b].name, round, self.clients[b].whole.remote())
+        holder = self.clients[self.team.holds_server]
+        sent[SERVER] = holder.hold.remote(self.members[SERVER].name, round, self.server.whole.remote())
+        self.wait(sent, "copy", ends=False)
+        names = self.team.names
+        self.wait({key: member.actor.only.remote(names) for key, member in self.members.items()}, "copy")
+
+    def wait(
+        self, calls: Mapping[Any, Any], stage: str, *, ends: bool = True, steady: bool = True
+    ) -> list[Any]:
+        """What actors return, with a watchdog (`Watchdog.get`)."""
+        with SurfacedErrors():
+            return self.watchdog.get(calls, stage, ends=ends, steady=steady)
+
+    @contextlib.contextmanager
+    def rearranging(self) -> Iterator[None]:
+        """Clients go to other actors: a loss in the middle of it leaves nobody who knows who has whom."""
+        self._whole = False
+        yield
+        self._whole = True
 
     def _restore(self, clients: Mapping[int, State] | StoredParts) -> None:
         """Actors read their clients' states where they see the checkpoint; the others get them, block by block."""
-        import ray
-
-        pairs = list(zip(self.clients, self.layout, strict=True))
-        done = [False] * len(pairs)
+        done = [False] * len(self.clients)
         if isinstance(clients, StoredParts):
             folder = str(clients.path.absolute())
-            done = ray.get(
-                [a.load.remote(folder, clients.manifest, clients.shards_of(block)) for a, block in pairs]
+            pairs = enumerate(zip(self.clients, self.layout, strict=True))
+            done = self.wait(
+                {
+                    b: actor.load.remote(folder, clients.manifest, clients.shards_of(block))
+                    for b, (actor, block) in pairs
+                },
+                "load",
+                ends=False,
             )
-        for actor, block in (pair for pair, has in zip(pairs, done, strict=True) if not has):
-            ray.get(actor.call.remote("restore", (states_of(clients, block),)))
+        for b, has in enumerate(done):
+            if not has:
+                states = states_of(clients, self.layout[b])
+                self.wait({b: self.clients[b].call.remote("restore", (states,))}, "restore", ends=False)
 
-    def _when_started(self, started: list[Any]) -> list[Any]:
-        """Wait for the actors. One whose node is gone waits for ever for its bundle of the group: that is a loss."""
-        import ray
-        from ray.util import placement_group_table
-
-        waiting = started
-        while waiting:
-            _, waiting = ray.wait(
-                waiting, num_returns=len(waiting), timeout=reservation.PATIENCE, fetch_local=False
-            )
-            state = placement_group_table(self._group)["state"] if waiting else "CREATED"
-            if state != "CREATED":
-                raise ActorsLost(
-                    f"a node went away while actors were starting; their places are {state.lower()}"
-                )
-        return ray.get(started)
-
-    def _place(self, bundle: int, name: str) -> dict[str, Any]:
-        """Where an actor goes, and the name it carries in the Ray dashboard."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        place = PlacementGroupSchedulingStrategy(
-            self._group, placement_group_bundle_index=self._first + bundle
-        )
-        return {"scheduling_strategy": place, "name": reservation.unique(name), "namespace": "archipelago"}
+    # --- rounds -------------------------------------------------------------------------------------------
 
     def run_round(self, round: int) -> RoundReport:
         """One committed round."""
-        import ray
-
         with SurfacedErrors():
-            report: RoundReport = ray.get(self.server.run_round.remote(round))
-            return report if self._rebalancing is None else self._rebalanced(report, self._rebalancing)
+            grown = self.growth.between_rounds(round - 1)
+            running = self.server.run_round.remote(round)
+            report: RoundReport = self.watchdog.follow(running, self.server.progress.remote)
+            if self._rebalancing is not None:
+                report = self._rebalanced(report, self._rebalancing)
+            return replace(report, events=[grown, *report.events]) if grown else report
 
     def _rebalanced(self, report: RoundReport, rebalancing: Rebalancing) -> RoundReport:
         """In the first rounds: what each actor took, and then the one move that follows."""
-        import ray
-
-        seconds = ray.get([actor.spent.remote() for actor in self.clients])
+        seconds = self.wait({b: actor.spent.remote() for b, actor in enumerate(self.clients)}, "spent")
         found = rebalancing.measured(report.round, self.layout, seconds)
         if rebalancing.over:
             self._rebalancing = None
         if found is None:
             return report
         layout, share = found
-        moved = self._move(layout)
+        with self.rearranging():
+            moved = self.move(layout)
+            self.wait({SERVER: self.server.move.remote(layout)}, "move")
+            self.copy_all(report.round)
         text = (
-            f"Moved {moved} of {len(self._samples)} clients to other actors, as measured: a round is expected to take "
-            f"{share:.0%} of the time."
+            f"Moved {moved} of {len(self.plan.clients)} clients to other actors, as measured: a round is expected to "
+            f"take {share:.0%} of the time."
         )
         return replace(report, events=[*report.events, text])
 
-    def _move(self, layout: list[list[int]]) -> int:
-        """Give clients, with their states, to the actors of another layout; returns how many moved."""
-        import ray
+    def move(
+        self, layout: list[list[int]], sources: Mapping[int, Callable[[list[int]], Any]] | None = None
+    ) -> int:
+        """Give clients, with their states, to the actors of another layout; returns how many moved.
 
+        `sources`: for each block that there was, who gives the states of some of its clients (default: its actor).
+        """
+        give = sources or {b: actor.give.remote for b, actor in enumerate(self.clients)}
         home = {client: b for b, block in enumerate(layout) for client in block}
         arriving: list[list[Any]] = [[] for _ in layout]
         moved = 0
-        for actor, b, block in zip(self.clients, range(len(layout)), self.layout, strict=True):
-            for there in sorted({home[client] for client in block} - {b}):
+        for b, block in enumerate(self.layout):
+            for there in sorted({home[client] for client in block} - ({b} if sources is None else set())):
                 leaving = [client for client in block if home[client] == there]
-                arriving[there].append(actor.give.remote(leaving))  # from actor to actor
+                arriving[there].append(give[b](leaving))  # from actor to actor
                 moved += len(leaving)
-        samples = [{client: self._samples[client] for client in block} for block in layout]
-        ray.get(
-            [
-                actor.take.remote(own, *states)
-                for actor, own, states in zip(self.clients, samples, arriving, strict=True)
-            ]
-        )
-        ray.get(self.server.move.remote(layout))
+        calls = {
+            b: actor.take.remote(self.samples_of(block), *states)
+            for b, (actor, block, states) in enumerate(zip(self.clients, layout, arriving, strict=True))
+        }
+        self.wait(calls, "move", ends=False)
         self.layout = layout
         return moved
 
+    def mend(self, done: int) -> Mended | None:
+        """After a loss, with `done` rounds reported: rebuild what was lost from what the others hold."""
+        self._rebalancing = None  # what was measured is of another fleet
+        if not self._whole:
+            raise ActorsLost("an actor was lost while clients moved")
+        try:
+            with SurfacedErrors():
+                return recovery.mend(self, done)
+        except UserError as error:
+            raise ActorsLost(f"no capacity to continue: {error}") from error
+
+    # --- what the driver asks for -------------------------------------------------------------------------
+
     def snapshot(self) -> Snapshot:
         """The server's state now; the actors hold on to their clients' until they are written or asked for."""
-        import ray
-
         self._held += 1
-        holding = [actor.shard.remote("hold", self._held) for actor in self.clients]
-        with SurfacedErrors():
-            server, *_ = ray.get([self.server.state.remote(), *holding])
-        return Snapshot(lambda: server, [ActorShard(actor, self._held) for actor in self.clients])
+        holding = {b: actor.shard.remote("hold", self._held) for b, actor in enumerate(self.clients)}
+        server, *_ = self.wait({SERVER: self.server.state.remote(), **holding}, "snapshot")
+        shards = [ActorShard(actor, self._held, self.wait, b) for b, actor in enumerate(self.clients)]
+        return Snapshot(lambda: server, shards)
 
     def models(self) -> dict[str, Any]:
         """The server's models."""
-        import ray
-
-        with SurfacedErrors():
-            return ray.get(self.server.models.remote())
+        found: dict[str, Any] = self.wait({SERVER: self.server.models.remote()}, "models")[0]
+        return found
 
     def spec(self) -> Any:
         """The layout of a model's values."""
-        import ray
-
-        with SurfacedErrors():
-            return ray.get(self.server.spec.remote())
+        return self.wait({SERVER: self.server.spec.remote()}, "spec")[0]
 
     def describe(self) -> str:
         """One line."""
@@ -395,15 +354,12 @@ class RaySession:
 
     def compute(self) -> Compute:
         """What the clients compute on."""
-        return compute_of(self.devices, self.gpus, self._precision, self._idle)
+        return compute_of(self.devices, self.gpus, self.plan.block.precision, self._idle)
 
     def begin_again(self, setup: ServerSetup) -> None:
         """Another experiment on the same clients, from round 1: no client remembers anything."""
-        import ray
-
-        with SurfacedErrors():
-            ray.get([actor.call.remote("restore", ({},)) for actor in self.clients])
-            ray.get(self.server.start.remote(setup, self.clients, self.layout, None))
+        self.plan = dataclasses.replace(self.plan, server=setup)
+        self.go_back(None, 0)
 
     def shortfall(self) -> str:
         """Actors with a GPU that torch cannot use."""
@@ -419,6 +375,7 @@ class RaySession:
         for actor in [*self.clients, *([self.server] if self.server is not None else [])]:
             with contextlib.suppress(Exception):  # gone already: the others and the group still have to go
                 ray.kill(actor)
-        if self._group is not None and not self._borrowed:
-            remove_placement_group(self._group)
-        self.clients, self.server, self._group = [], None, None
+        for group in self.groups:
+            with contextlib.suppress(Exception):
+                remove_placement_group(group)
+        self.clients, self.server, self.groups = [], None, []

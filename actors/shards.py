@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from actors.client_states import State
-from actors.ray_errors import SurfacedErrors
 from actors.wire import MODEL_KEY
 from archipelago.core.errors import UserError
 from archipelago.runs.checkpoints import MANIFEST, ShardFacts, StoredParts, read_states, write_shard
@@ -124,8 +123,9 @@ class HeldStates:
 class ActorShard:
     """What a ClientActor holds under a number, as the driver sees it."""
 
-    def __init__(self, actor: Any, number: int) -> None:
+    def __init__(self, actor: Any, number: int, wait: Callable[[dict[Any, Any], str], Any], key: int) -> None:
         self._actor, self._number = actor, number
+        self._wait, self._key = wait, key  # the session's, with a watchdog that knows the actor by its key
         self._started: Any = None
 
     def begin(self, path: Path) -> None:
@@ -134,17 +134,14 @@ class ActorShard:
 
     def finish(self, path: Path) -> ShardFacts:
         """Wait until the actor has written the file, or write it here where the actor cannot."""
-        import ray
-
-        with SurfacedErrors():
-            if not ray.get(self._started):
-                facts = write_shard(path, self())
-                ray.get(self._actor.shard.remote("release", self._number))
-                return facts
-            pause = 0.01
-            while (facts := ray.get(self._actor.shard.remote("saved", self._number))) is None:
-                time.sleep(pause)
-                pause = min(2 * pause, 1.0)
+        if not self._wait({self._key: self._started}, "save")[0]:
+            facts = write_shard(path, self())
+            self._ask("release", self._number)
+            return facts
+        pause = 0.01
+        while (facts := self._ask("saved", self._number)) is None:
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
         _wait_until_seen(path, facts.bytes)
         return facts
 
@@ -161,10 +158,7 @@ class ActorShard:
         return self._ask("models", self._number, name, clients)
 
     def _ask(self, *question: Any) -> Any:
-        import ray
-
-        with SurfacedErrors():
-            return ray.get(self._actor.shard.remote(*question))
+        return self._wait({self._key: self._actor.shard.remote(*question)}, f"shard {question[0]}")[0]
 
 
 def _wait_until_seen(path: Path, length: int) -> None:

@@ -25,6 +25,7 @@ from actors.requests import (
     BestRequest,
     BlockSetup,
     ClientSamples,
+    DeriveRequest,
     EvaluateRequest,
     MapRequest,
     ModelRequest,
@@ -34,13 +35,14 @@ from actors.stacked_outputs import Places, PlacesOf, StackedOutputs
 from actors.stacked_prediction import predicted
 from actors.stacked_tables import StackedTables
 from actors.stacked_views import LossesOfAll, StackedView
-from actors.stacking import DeviceSide, SlabResults, Stacked, Uploads, fixed_point_sums
+from actors.stacking import DeviceSide, SlabResults, Stacked, Uploads, fixed_point_sums, row_sums
 from actors.wire import Encoded, model_key
 from archipelago.core.errors import ClientFailure, UserError
 from archipelago.core.randomness import torch_seed
 from archipelago.strategies.parameters import PartialSums
+from archipelago.strategies.penalties import features_of
 from lightning_modules.engines.stacked import StackedEngine, StackedParts
-from lightning_modules.engines.stacked.batched import is_per_sample
+from lightning_modules.engines.stacked.batched import frozen_and_augmented, is_per_sample
 from lightning_modules.engines.stacked.samples import DeviceSamples
 from lightning_modules.engines.stacked.training import Outcome, Work
 
@@ -62,14 +64,14 @@ class StackedBlock(ClientBlock):
     ) -> None:
         super().__init__(setup, clients, x, y, device)
         where = self.model.device
-        lists = [np.concatenate([c.train, c.validation, c.test]) for c in clients.values()]
+        lists = [samples.every() for samples in clients.values()]
         used = np.concatenate([*lists, *setup.holdout, np.zeros(0, np.int64)])
         self.device = where
         self.batched = False  # whether all of this is used; else the block is one like any other
         if not self.engine.why_not and len(used):
             samples = DeviceSamples(
                 x,
-                y,
+                self.labels,
                 used=used,
                 mean=setup.mean,
                 std=setup.std,
@@ -85,15 +87,24 @@ class StackedBlock(ClientBlock):
                 self.states = DeviceStates(clients, parts.optimizer, where)
                 self.places = PlacesOf(clients, parts.model)
                 self.outputs = StackedOutputs(parts.model)
-                self.tables = StackedTables(self.outputs, self.states, self.model.spec.parameters)
+                self.features = StackedOutputs(parts.model, features=True)
+                parameters = self.model.spec.parameters
+                self.tables = StackedTables(self.outputs, self.features, self.states, parameters)
                 self.uploads = Uploads(where)
         elif self.engine.why_not:
             self.engine.say(self.engine.why_not)
 
+    def _hold(self, round: int) -> None:
+        """Give every client the samples that it has in this round."""
+        before = self.clients
+        super()._hold(round)
+        if self.batched and self.clients is not before:
+            self.places = PlacesOf(self.clients, self.parts.model)
+
     def commit(self) -> list[str]:
         """Make the round's changes permanent, release its models; returns notes for the user."""
         if self.batched:
-            for chunks in (self.parts.training.chunks, self.outputs.chunks):
+            for chunks in (self.parts.training.chunks, self.outputs.chunks, self.features.chunks):
                 self.engine.notes += chunks.notes
                 chunks.notes = []
         return super().commit()
@@ -102,6 +113,7 @@ class StackedBlock(ClientBlock):
         super()._release()
         if self.batched:
             self.outputs.forget()
+            self.features.forget()
             self.uploads.clear()
 
     def _device_side(self, arrays: tuple[npt.NDArray[Any], ...]) -> DeviceSide:
@@ -112,11 +124,15 @@ class StackedBlock(ClientBlock):
     def train(self, request: TrainRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, ...]]:
         """Local training; the models stay here, on the device, under `request.handle`."""
         odd = [p for p in request.penalties if not is_per_sample(p)]
+        sees = bool(request.on_top_of) or any(p.outputs or features_of(p) for p in request.penalties)
+        why = frozen_and_augmented(self.model, frozen=sees)
+        if why:
+            self.engine.say(why)
         if odd:
             self.engine.say(
                 f"{type(odd[0]).__name__} is a penalty of outputs that does not declare per_sample = True"
             )
-        if not self.batched or odd or not request.clients:
+        if not self.batched or odd or why or not request.clients:
             return super().train(request, *arrays)
         stage = f"local training ('{request.slot}')"
         with self._failing_together(request.clients, request.round, stage):
@@ -125,15 +141,45 @@ class StackedBlock(ClientBlock):
             work = self._work(request, side)
             frozen = self.tables.frozen_models(request, side)
             outcome = self.parts.train(work)
-            measured = self._measured(outcome.objective, outcome.models)
+            measured = self._measured(self._objective(request, outcome), outcome.models)
             arrived = np.asarray(np.isfinite(measured).all(axis=1))
+            leaves = self.outbox.alters and request.leaves
+            # Before results are kept: a private model may be the start and the result.
+            starts = [request.start.resolve(client, side.side) for client in clients] if leaves else []
             self._store(request, outcome, arrived)
+            sent = self._leave(request, starts, measured) if leaves else None
         rows = []
         for at, batches in enumerate(work.batches):
             forward = int(frozen[at]) * len(np.unique(np.concatenate(batches))) if frozen[at] else 0
-            backward = sum(len(batch) for batch in batches)
-            rows.append((*measured[at].tolist(), backward, forward, received[at]))
+            sizes = np.array([len(batch) for batch in batches]).reshape(-1, len(request.passes))
+            steps, seen = len(sizes), int(sizes[:, 0].sum())
+            backward = int((sizes * np.array(request.passes)).sum())
+            there = 0.0 if sent is None else sent[at]
+            rows.append((*measured[at].tolist(), backward, forward, received[at], there, steps, seen))
         return rows
+
+    def _objective(self, request: TrainRequest, outcome: Outcome) -> Tensor:
+        """(n,) mean objectives; not finite where a private model that the rule made is not."""
+        objective = outcome.objective
+        for name in request.rule.keeps if request.rule is not None else ():
+            finite = torch.isfinite(outcome.memory[name]).all(dim=1)
+            objective = torch.where(finite, objective, torch.nan)
+        return objective
+
+    def _leave(
+        self,
+        request: TrainRequest | ModelRequest,
+        starts: Sequence[Any],
+        measured: npt.NDArray[np.float64],
+    ) -> npt.NDArray[np.float64]:
+        """Results through the outbox, on the host: the bytes sent of each; their magnitudes become those sent."""
+        made, sent = self._results[request.handle], np.zeros(len(request.clients))
+        for at, client in enumerate(request.clients):
+            if client in made:
+                measured[at, 1], sent[at] = self.outbox.put(
+                    request.handle, client, request.round, starts[at], made[client], self.states
+                )
+        return sent
 
     def _work(self, request: TrainRequest, side: DeviceSide) -> Work:
         """The request as tables."""
@@ -150,11 +196,10 @@ class StackedBlock(ClientBlock):
                 clients[int(missing[0])], request.round, f"preparing '{request.slot}' training",
                 "ValueError: there is no model to start from",
             )  # fmt: skip
-        name, width = f"optimizer/{request.slot}", self.parts.optimizer.width
-        remembers = local.keep_optimizer and not request.fresh
+        memory, width = request.memory(local.keep_optimizer), self.parts.optimizer.width
         slabs = {
-            part: self.states.values(name, part, clients, width)
-            if remembers
+            part: self.states.values(memory, part, clients, width)
+            if memory is not None
             else torch.zeros(len(clients), width, device=self.device)
             for part in self.parts.optimizer.names
         }
@@ -165,12 +210,27 @@ class StackedBlock(ClientBlock):
             rows=places.rows,
             seeds=[self._seed(client, request) for client in clients],
             slabs=slabs,
-            steps=self.states.steps(name, clients) if remembers else None,
+            steps=None if memory is None else self.states.steps(memory, clients),
             tables=self.tables.of_training(request, side, places),
             scale=None if scale is None else scale.of(np.arange(len(clients)), self.device).to(torch.float32),
             penalties=request.penalties,
             anchors=[self.tables.anchors(penalty, clients, side) for penalty in request.penalties],
+            only=request.only,
+            rule=request.rule,
+            memory=self._memories(request, side),
+            rate=request.rate,
         )
+
+    def _memories(self, request: TrainRequest, side: DeviceSide) -> dict[str, Tensor]:
+        """What the rule of a training remembers of all clients at its beginning."""
+        if request.rule is None:
+            return {}
+        everyone, width = np.arange(len(request.clients)), self.model.spec.parameters
+        found = {}
+        for name, encoded in request.rule.remembers.items():
+            value = encoded.stack(request.clients, side).of(everyone, self.device)  # type: ignore[union-attr]
+            found[name] = (value[:, :width] if encoded.is_model else value).to(torch.float32)  # type: ignore[union-attr]
+        return found
 
     def _seed(self, client: int, request: TrainRequest) -> int:
         return torch_seed(self.setup.seed, "training", slot=request.slot, round=request.round, client=client)
@@ -194,7 +254,7 @@ class StackedBlock(ClientBlock):
         self._results[request.handle] = SlabResults(clients, models)  # type: ignore[assignment]
         if not clients:
             return
-        if self.setup.local.keep_optimizer and not request.fresh:
+        if request.remembers(self.setup.local.keep_optimizer):
             slabs = outcome.slabs
             if not whole:
                 slabs = {name: taken(slab, at, self.device) for name, slab in slabs.items()}
@@ -202,6 +262,34 @@ class StackedBlock(ClientBlock):
         if request.keep is not None:
             # Nobody writes to results, and states are copied when they are read: one tensor serves both.
             self.states.put_rows(model_key(request.keep), clients, {"model": models})
+        for name in request.rule.keeps if request.rule is not None else ():
+            made = torch.cat([outcome.memory[name], outcome.models[:, self.model.spec.parameters :]], dim=1)
+            kept = made if whole else taken(made, at, self.device)
+            self.states.put_rows(model_key(request.prefix + name), clients, {"model": kept})
+
+    def derive(self, request: DeriveRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, ...]]:
+        """What a reference means for each client, kept here, on the device, under `request.handle`."""
+        if not self.batched or not request.clients:
+            return super().derive(request, *arrays)
+        clients = request.clients
+        with self._failing_together(clients, request.round, "deriving a model"):
+            models = request.models.stack(clients, self._device_side(arrays))
+            if not models.present(len(clients)).all():
+                raise ValueError("there is nothing to derive it from")
+            values = models.of(np.arange(len(clients)), self.device)
+            measured = self._measured(
+                torch.zeros(len(clients), dtype=torch.float64, device=self.device), values
+            )
+            arrived = np.flatnonzero(np.isfinite(measured[:, 1]))
+            kept = values if len(arrived) == len(clients) else taken(values, arrived, self.device)
+            there = [clients[i] for i in arrived]
+            self._results[request.handle] = SlabResults(there, kept)  # type: ignore[assignment]
+            if request.keep is not None and there:
+                self.states.put_rows(model_key(request.keep), there, {"model": kept})
+            sent = np.zeros(len(clients))
+            if self.outbox.alters and request.leaves:
+                sent = self._leave(request, [None] * len(clients), measured)
+        return [(row[1], each) for row, each in zip(measured.tolist(), sent.tolist(), strict=True)]
 
     def forget(self, clients: list[int], name: str) -> None:
         """Drop one entry of these clients' states when the round commits."""
@@ -251,7 +339,7 @@ class StackedBlock(ClientBlock):
                 "Expected a module with loss(outputs, y, reduction) to compare models by their loss."
             )
 
-    def gradients(self, request: ModelRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, float]]:
+    def gradients(self, request: ModelRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, ...]]:
         """Full-batch gradients of the mean training loss, kept here under `request.handle`."""
         if not self.batched or not request.clients:
             return super().gradients(request, *arrays)
@@ -280,7 +368,10 @@ class StackedBlock(ClientBlock):
             arrived = np.flatnonzero(np.isfinite(measured).all(axis=1))
             kept = gradient if len(arrived) == len(clients) else taken(gradient, arrived, self.device)
             self._results[request.handle] = SlabResults([clients[i] for i in arrived], kept)  # type: ignore[assignment]
-        return [(float(loss), float(largest)) for loss, largest in measured]
+            sent = np.zeros(len(clients))
+            if self.outbox.alters and request.leaves:
+                sent = self._leave(request, [None] * len(clients), measured)
+        return [(*row, each) for row, each in zip(measured.tolist(), sent.tolist(), strict=True)]
 
     def evaluate(self, request: EvaluateRequest, *arrays: npt.NDArray[Any]) -> list[dict[str, float]]:
         """Per-client metrics; a client without samples in this split has none."""
@@ -306,7 +397,12 @@ class StackedBlock(ClientBlock):
                 if size:
                     said = found[own, :-1].reshape(int(size), *outputs.shape[1:])
                     row |= client_metrics(
-                        said, targets[own], found[own, -1], self.setup.classes, self.setup.plugins
+                        said,
+                        targets[own],
+                        found[own, -1],
+                        self.setup.classes,
+                        self.setup.plugins,
+                        self.setup.evaluation,
                     )
         return rows
 
@@ -322,7 +418,7 @@ class StackedBlock(ClientBlock):
                     name: value.resolve(client, side.side) if isinstance(value, Encoded) else value
                     for name, value in request.inputs.items()
                 }
-                whole, view = self.states.host(client), StackedView(self.view(client), together, at)
+                whole, view = self.states.host(client), StackedView(self.view(client, request), together, at)
                 own = {k.removeprefix(prefix): v for k, v in whole.items() if k.startswith(prefix)}
                 state, result = request.function(view, own, **inputs)
                 others: State = {k: v for k, v in whole.items() if not k.startswith(prefix)}
@@ -335,7 +431,7 @@ class StackedBlock(ClientBlock):
     def _held(self, handle: str, clients: Sequence[int]) -> tuple[Tensor, Positions] | None:
         """(models, row of each client, -1 without one) of a call; None if it went client by client."""
         made: Any = self._results.get(handle)
-        if not isinstance(made, SlabResults):
+        if not isinstance(made, SlabResults) or handle in self.outbox.sent:
             return None
         return made.values_on_device, np.array([made.row.get(client, -1) for client in clients], np.int64)
 
@@ -370,7 +466,7 @@ class StackedBlock(ClientBlock):
         if len(there):
             own = taken(models, rows[there], self.device).to(torch.float64)
             away = own - other.of(there, self.device)
-            found[there] = away.square().sum(dim=1).sqrt().cpu().numpy()
+            found[there] = row_sums(away.square()).sqrt().cpu().numpy()
         return [float(value) for value in found]
 
     def combine(

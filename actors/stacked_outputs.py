@@ -89,10 +89,10 @@ class PlacesOf:
 
 
 class StackedOutputs:
-    """Outputs of references on places; those of known models are kept while the round lasts."""
+    """Outputs (or features) of references on places; those of known models are kept while the round lasts."""
 
-    def __init__(self, model: BatchedModel) -> None:
-        self.model = model
+    def __init__(self, model: BatchedModel, *, features: bool = False) -> None:
+        self.model, self._features = model, features
         self.chunks = Chunks()
         self._kept: dict[Hashable, Tensor] = {}
         self._bytes = 0
@@ -212,14 +212,14 @@ class StackedOutputs:
         sent = torch.from_numpy(np.concatenate([at.reshape(-1), np.flatnonzero(real), at[real]])).to(device)
         padded, kept, where = sent.split([at.size, int(real.sum()), int(real.sum())])
         rows = places.rows_at(at.reshape(-1), padded).reshape(at.shape)
-        outputs = self.model.forward_many(what.of(group, device), rows)
+        outputs = self.model.forward_many(what.of(group, device), rows, self._features)
         return outputs.flatten(0, 1).index_select(0, kept), where
 
     def _pass(self, model: Tensor, rows: Tensor) -> Tensor:
         """One model on many samples; half as many at a time whenever memory runs out."""
         while True:
             try:
-                return self.model.forward_one(model, rows)
+                return self.model.forward_one(model, rows, self._features)
             except torch.OutOfMemoryError:
                 if self.model.rows_of_a_pass == 1:
                     raise

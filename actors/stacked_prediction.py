@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from actors.forward import ballot
 from actors.requests import EvaluateRequest
 from actors.stacked_outputs import Places, StackedOutputs
 from actors.stacking import DeviceSide, Stacked
@@ -73,6 +74,5 @@ def _as_combined(outputs: Tensor, combine: str, classes: int | None) -> Tensor:
     if combine == "probability_mean":
         return outputs.softmax(dim=-1)
     if combine == "vote":
-        each = torch.arange(outputs.shape[-1], device=outputs.device)
-        return (outputs.argmax(dim=-1, keepdim=True) == each).to(outputs.dtype)
+        return ballot(outputs)
     return outputs

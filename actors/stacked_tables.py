@@ -14,14 +14,17 @@ from actors.requests import TrainRequest
 from actors.stacked_outputs import Places, StackedOutputs
 from actors.stacking import DeviceSide, Stacked
 from actors.wire import Encoded
-from archipelago.strategies.penalties import Penalty
+from archipelago.strategies.penalties import Penalty, features_of
 
 
 class StackedTables:
     """Makes the tables of a request."""
 
-    def __init__(self, outputs: StackedOutputs, states: DeviceStates, parameters: int) -> None:
-        self._outputs, self._states, self._parameters = outputs, states, parameters
+    def __init__(
+        self, outputs: StackedOutputs, features: StackedOutputs, states: DeviceStates, parameters: int
+    ) -> None:
+        self._outputs, self._features = outputs, features
+        self._states, self._parameters = states, parameters
         self._device = outputs.model.device
 
     def of_training(self, request: TrainRequest, side: DeviceSide, places: Places) -> dict[str, Tensor]:
@@ -40,6 +43,10 @@ class StackedTables:
                     if shared
                     else self._outputs.of(models, places)
                 )
+            for name, encoded in features_of(penalty).items():
+                models = encoded.stack(clients, side)  # type: ignore[union-attr]
+                _require(models, clients, name)
+                tables[f"{number}.{name}"] = self._features.of(models, places)
         if request.sample_weights is not None:
             name, column = request.sample_weights
             columns = [np.asarray(self._states.host(client)[name])[:, column] for client in clients]
@@ -69,6 +76,7 @@ class StackedTables:
             for encoded in penalty.outputs.values():  # type: ignore[assignment]
                 models = encoded.stack(clients, side)
                 count += len(models.values) if models.rows is None and models.values.dim() == 2 else 1
+            count += len(features_of(penalty))
         return count
 
     def anchors(

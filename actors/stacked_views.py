@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from actors.forward import ClientView
+from actors.client_views import LocalView
 from actors.stacked_outputs import Places
 from actors.stacking import Stacked, Uploads
 
@@ -51,14 +51,14 @@ class LossesOfAll:
         )
 
 
-class StackedView(ClientView):
+class StackedView(LocalView):
     """A client as its own code sees it."""
 
-    def __init__(self, plain: ClientView, together: LossesOfAll, at: int) -> None:
+    def __init__(self, plain: LocalView, together: LossesOfAll, at: int) -> None:
         self.__dict__.update(plain.__dict__)
         self._together, self._at = together, at
 
     def sample_losses(self, models: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """(samples, K) training losses under each model."""
-        self.forwards += self.size * len(models)
+        self._work.forwards += self.size * len(models)
         return self._together.of(self._at, models)

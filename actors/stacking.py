@@ -191,6 +191,34 @@ class DeviceSide:
             total += shares[:, k : k + 1] * models[k]
         return Stacked(total.to(torch.float32), np.arange(len(weights)))
 
+    def summed(self, parts: Sequence[Stacked], factors: npt.NDArray[np.float64]) -> Stacked:
+        """Models times their (n, parts) factors, in double precision and in their order, as `parameters.summed`."""
+        count = len(factors)
+        everyone, has = np.arange(count), np.zeros(count, bool)
+        total = torch.zeros(count, self.width, dtype=torch.float64, device=self.device)
+        for number, part in enumerate(parts):
+            there = part.present(count)
+            has |= there
+            factor = torch.from_numpy(np.where(there, factors[:, number], 0.0)).to(self.device)[:, None]
+            values = part.of(everyone, self.device).to(torch.float64)
+            # A row that points at nothing has somebody else's numbers, which may be anything.
+            total += torch.where(factor == 0.0, 0.0, factor * values)
+        return Stacked(total.to(torch.float32), np.where(has, everyone, -1))
+
+
+def row_sums(table: Tensor) -> Tensor:
+    """The sum of every row, halves folded onto each other: a row's bits do not depend on how many rows there are.
+
+    >>> row_sums(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).tolist()
+    [6.0, 15.0]
+    """
+    while table.shape[1] > 1:
+        half = (table.shape[1] + 1) // 2
+        folded = table[:, :half].clone()
+        folded[:, : table.shape[1] - half] += table[:, half:]
+        table = folded
+    return table.sum(dim=1)
+
 
 def fixed_point_sums(
     models: Tensor,

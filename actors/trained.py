@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,17 +36,27 @@ class Trained:
         objective: npt.NDArray[np.float64],
         magnitude: npt.NDArray[np.float64],
         start: Reference | None = None,
+        steps: npt.NDArray[np.float64] | None = None,
+        under: Sequence[Reference] = (),
     ) -> None:
+        self.under = list(under)  # what the models were trained on top of, aligned with `ids`
         self._view, self.handle, self.ids = view, handle, view.ids
         self.start = start  # what a reference to this handle means for a client that did not arrive
         self.objective = objective
         self.arrived = np.isfinite(objective) & np.isfinite(magnitude)
+        # Local steps of each client; none of one that did not take part, or where no training was.
+        self.steps = np.zeros(len(view.ids)) if steps is None else np.nan_to_num(steps)
         self._magnitude = np.where(self.arrived, magnitude, 0.0)
+
+    @property
+    def slot(self) -> str:
+        """What the call was for, the same in every round."""
+        return self.handle.partition(":")[2]
 
     def some(self, at: Indices) -> Trained:
         """The same handle for some positions of `ids`, ascending."""
         view = self._view.select(self.ids[at])
-        return Trained(view, self.handle, self.objective[at], self._magnitude[at], self.start)
+        return Trained(view, self.handle, self.objective[at], self._magnitude[at], self.start, self.steps[at])
 
     def combine(self, weights: npt.ArrayLike, otherwise: Models | None = None) -> Models:
         """The (K, n) weighted means of the models: rows are normalised over the clients that arrived."""
@@ -56,6 +66,8 @@ class Trained:
         matrix = normalised_rows(matrix * self.arrived)
         view = self._view
         view.ledger.up(self.handle, self.ids[matrix.any(axis=0)])
+        if view.ledger.exposure is not None:
+            view.ledger.exposure.sums(self.handle, matrix, self.ids)
         exponents = fixed_point_exponents(matrix, self._magnitude)
         values = np.zeros((len(matrix), view.spec.size), np.float32)
         for columns, (rows, sums) in self._sums(matrix, exponents):
@@ -66,6 +78,11 @@ class Trained:
                 raise ValueError(f"row {k} weighs nothing and there is no model to keep")
             values[k] = otherwise.values[k]
         return Models(values)
+
+    def _seen(self) -> None:
+        """Single models are looked at."""
+        if self._view.ledger.exposure is not None:
+            self._view.ledger.exposure.alone(self.handle)
 
     def _sums(
         self, weights: npt.NDArray[np.float64], exponents: npt.NDArray[np.int64]
@@ -112,6 +129,7 @@ class Trained:
         chosen = None if columns is None else np.asarray(columns, np.int64)
         view = self._view
         view.ledger.up(self.handle, self.ids[self.arrived])
+        self._seen()
         clients = view.participants()
         parts = view._reach(
             "columns", {b: (self.handle, view.names(at), chosen) for b, at in clients.items()}
@@ -132,4 +150,5 @@ class Trained:
 
     def distances(self, to: Reference) -> npt.NDArray[np.float64]:
         """Euclidean distance of each client's model to its reference."""
+        self._seen()
         return self._view.distances(self.handle, to)

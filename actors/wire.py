@@ -15,7 +15,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,8 @@ import numpy.typing as npt
 from actors.client_states import State
 from actors.rounds import Count
 from actors.trained import Trained
-from archipelago.strategies.parameters import Vector, merged, mixed
-from archipelago.strategies.penalties import Penalty
+from archipelago.strategies.parameters import Vector, merged, mixed, summed
+from archipelago.strategies.penalties import Penalty, features_of
 from archipelago.strategies.references import (
     Indices,
     Merged,
@@ -34,7 +34,9 @@ from archipelago.strategies.references import (
     Private,
     Reference,
     Rows,
+    Sum,
 )
+from archipelago.strategies.rules import Rule
 
 if TYPE_CHECKING:
     from actors.fleet import Fleet
@@ -248,6 +250,43 @@ class EncodedMixture(Encoded):
         return side.mixed(side.arrays[self.array], np.array([self.weights[client] for client in clients]))
 
 
+@encodes(Sum)
+@dataclass(frozen=True)
+class EncodedSum(Encoded):
+    """Models added up, each times a factor."""
+
+    parts: list[Encoded]
+    factors: list[float | dict[int, float]]  # of all clients, or by client
+
+    @classmethod
+    def encode(cls, reference: Sum, wire: Wire, count: Count) -> Encoded:
+        factors = [
+            wire.by_client(factor, "factors") if isinstance(factor, np.ndarray) else float(factor)
+            for factor, _ in reference.terms
+        ]
+        return cls([wire.encode(part, count) for _, part in reference.terms], factors)
+
+    def part(self, clients: Sequence[int]) -> Encoded:
+        factors = [
+            {client: factor[client] for client in clients} if isinstance(factor, dict) else factor
+            for factor in self.factors
+        ]
+        return EncodedSum([part.part(clients) for part in self.parts], factors)
+
+    def _factors(self, client: int) -> list[float]:
+        return [factor[client] if isinstance(factor, dict) else factor for factor in self.factors]
+
+    def resolve(self, client: int, side: ClientSide) -> Any:
+        models = [part.resolve(client, side) for part in self.parts]
+        there = [at for at, model in enumerate(models) if model is not None]
+        factors = self._factors(client)
+        return summed([models[at] for at in there], [factors[at] for at in there]) if there else None
+
+    def stack(self, clients: Sequence[int], side: DeviceSide) -> Stacked:
+        factors = np.array([self._factors(client) for client in clients])
+        return side.summed([part.stack(clients, side) for part in self.parts], factors)
+
+
 @encodes(Trained)
 @dataclass(frozen=True)
 class EncodedResult(Encoded):
@@ -311,6 +350,10 @@ class Wire:
         """The same penalty, with references as they travel."""
         return with_references(penalty, self.encode)
 
+    def encode_rule(self, rule: Rule | None) -> Rule | None:
+        """The same rule, with references as they travel."""
+        return None if rule is None else rule_with_references(rule, self.encode)
+
     def down(self, models: npt.NDArray[Any], rows: Indices | None, count: Count) -> None:
         """Tell the ledger which models the clients of the view need."""
         view = self.view
@@ -332,10 +375,20 @@ class Wire:
 
 def with_references(penalty: Penalty, change: Callable[[Any], Any]) -> Penalty:
     """A penalty with other references in the fields that hold them."""
-    references = {**penalty.anchors, **penalty.outputs}
-    changed = {name: change(reference) for name, reference in references.items()}
-    made: Penalty = dataclasses.replace(cast(Any, penalty), **changed)
+    references = {**penalty.anchors, **penalty.outputs, **features_of(penalty)}
+    made: Penalty = _replaced(penalty, references, change)
     return made
+
+
+def rule_with_references(rule: Rule, change: Callable[[Any], Any]) -> Rule:
+    """A rule with other references in the fields that hold them."""
+    made: Rule = _replaced(rule, rule.remembers, change)
+    return made
+
+
+def _replaced(value: Any, references: Mapping[str, Any], change: Callable[[Any], Any]) -> Any:
+    changed = {name: change(reference) for name, reference in references.items()}
+    return dataclasses.replace(value, **changed)
 
 
 def resolved(

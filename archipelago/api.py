@@ -61,9 +61,9 @@ class Run(reader.Run):
 
         return figure_names(self.path)
 
-    def resume(self, *, callbacks: Sequence[Callback] = (), quiet: bool = False) -> Run:
+    def resume(self, *, callbacks: Sequence[Callback] = (), quiet: bool = False, trust: bool = False) -> Run:
         """Continue an unfinished run from its last checkpoint, to the bits of a run that was never stopped."""
-        resumed = resume(self.path, callbacks=callbacks, quiet=quiet)
+        resumed = resume(self.path, callbacks=callbacks, quiet=quiet, trust=trust)
         assert isinstance(resumed, Run)
         return resumed
 
@@ -104,9 +104,9 @@ class Sweep:
         """Its tables, figures and one HTML file."""
         return report(self.path, out=str(out), **options)
 
-    def resume(self, *, quiet: bool = False) -> Sweep:
+    def resume(self, *, quiet: bool = False, trust: bool = False) -> Sweep:
         """Continue the trials that are not over; finished ones stay."""
-        resumed = resume(self.address, quiet=quiet)
+        resumed = resume(self.address, quiet=quiet, trust=trust)
         assert isinstance(resumed, Sweep)
         return resumed
 
@@ -206,15 +206,22 @@ def sweep(
     return Sweep(address)
 
 
-def resume(path: str | Path, *, callbacks: Sequence[Callback] = (), quiet: bool = False) -> Run | Sweep:
-    """Continue a run or a sweep that was stopped, from its last checkpoints."""
+def resume(
+    path: str | Path, *, callbacks: Sequence[Callback] = (), quiet: bool = False, trust: bool = False
+) -> Run | Sweep:
+    """Continue a run or a sweep that was stopped, from its last checkpoints.
+
+    `trust`: import the code of somebody's own that a run from elsewhere names; it is asked for once for each run.
+    """
     from archipelago.experiments import runner
     from archipelago.runs.sweeps import is_sweep
-    from archipelago.sweeps.runner import resume_sweep
+    from archipelago.sweeps.runner import check_code, resume_sweep
 
     if is_sweep(path):
+        check_code(str(path), trust)
         return Sweep(resume_sweep(str(path), quiet=quiet))
     with writable(str(path)) as (folder, mirror):
+        runner.check_code(folder, trust)
         runner.resume(folder, callbacks=callbacks, mirror=mirror, quiet=quiet)
     return open_run(path)
 

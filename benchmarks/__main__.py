@@ -1,7 +1,7 @@
 """`python -m benchmarks [NAME] [--rounds N] [--json FILE]`: each benchmark in a process of its own.
 
-Exits with 1 if a limit was missed. A miniature has no limits, nor have `claims`, `collapse`, `aliasing` and
-`mixtures`, which compare methods, nor `gpu` and `host`.
+Exits with 1 if a limit was missed. A miniature has no limits, nor have `claims`, `collapse`, `cam_study`,
+`aliasing`, `mixtures` and `clustered`, which compare methods, nor `gpu` and `host`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ NAMES = (
     "start",
     "scale",
     "fleet_memory",
+    "memory_slope",
+    "loss",
     "layout",
     "partition",
     "mapped",
     "claims",
     "collapse",
+    "cam_study",
     "aliasing",
     "mixtures",
+    "clustered",
     "sweep",
     "report",
     "small_tables",
@@ -40,9 +44,17 @@ NAMES = (
     "gpu",
     "host",
     "compiled",
+    "behaviour",
+    "chaos",
 )
 # What only some benchmarks can be asked for.
-OPTIONS = {"workload_w": ("ragged",), "gpu": ("counts", "engines", "gpu"), "host": ("engines",)}
+OPTIONS = {
+    "workload_w": ("ragged",),
+    "gpu": ("counts", "engines", "gpu"),
+    "host": ("engines",),
+    "chaos": ("minutes", "seed"),
+    "behaviour": ("reduced", "processes", "methods", "plugins", "out"),
+}
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -50,7 +62,7 @@ def main() -> int:
     """Run one benchmark here, or all of them one after the other; print tables, write JSON."""
     parser = _parser()
     arguments = parser.parse_intermixed_args()  # settings may stand behind options
-    if arguments.settings and arguments.name != "aliasing":
+    if arguments.settings and arguments.name not in ("aliasing", "cam_study"):
         parser.error(f"{arguments.name} takes no settings of an experiment, got '{arguments.settings[0]}'")
     for option in sorted({option for options in OPTIONS.values() for option in options}):
         if getattr(arguments, option) and option not in OPTIONS.get(arguments.name, ()):
@@ -115,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         "name", nargs="?", default="all", choices=("all", *NAMES), help="default: all of them"
     )
     parser.add_argument(
-        "settings", nargs="*", help="of an experiment, as in data=cifar10: for aliasing alone"
+        "settings", nargs="*", help="of an experiment, as in data=cifar10: for aliasing and cam_study alone"
     )
     parser.add_argument(
         "--rounds", type=_count, help="measurements of each kind (default: the benchmark's own)"
@@ -129,6 +141,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--gpu", choices=sorted(GPUS), help="gpu: whose cost model (default: A100)")
     parser.add_argument("--engines", nargs="+", metavar="NAME", help="gpu, host: default loop and stacked")
+    parser.add_argument("--reduced", action="store_true", help="behaviour: the part that CI runs")
+    parser.add_argument("--processes", type=_count, help="behaviour: runs at a time (default: 1)")
+    parser.add_argument(
+        "--methods", nargs="+", metavar="METHOD", help="behaviour: these alone, as in ifca+cam"
+    )
+    parser.add_argument(
+        "--plugins", nargs="+", metavar="MODULE", help="behaviour: modules with methods of your own"
+    )
+    parser.add_argument("--minutes", type=float, help="chaos: of faults (default: 3)")
+    parser.add_argument("--seed", type=int, help="chaos: of the faults (default: 0)")
+    parser.add_argument("--out", type=Path, help="behaviour: folder of the page (default: results/)")
     parser.add_argument("--miniature", action="store_true", help="a tiny workload, to see that it runs")
     return parser
 

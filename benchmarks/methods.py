@@ -173,7 +173,8 @@ def compare(method: str, workload: Workload, rounds: int) -> dict[str, Any]:
     from actors.session import InProcessSession
 
     settings = [f"method={method}", f"clusters={CLUSTERS}", "fleet.backend=in_process"]
-    settings += ["cam.warmup=0", f"cam.lam={LAM}"] if "cam" in method else []
+    cam = ["cam.warmup=0", "cam.schedule=simultaneous", "cam.kmeans=base", f"cam.lam={LAM}"]
+    settings += cam if "cam" in method else []
     session = InProcessSession(workload.plan(*settings))
     strategy = session.server.method
     shared = strategy.addons[0].shared if "cam" in method else None  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
 CLASSES = 10
-NEVER = 10**9  # rounds that are never reached, hence evaluations that never happen
+NEVER = 10**7  # rounds that are never reached, hence evaluations that never happen
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,27 @@ class Workload:
     model: str = "cnn_cifar"
     shape: tuple[int, int, int] = (3, 32, 32)
     ragged: bool = False
+    floats: bool = False  # pixels as float32 from 0 to 1, as most scripts hold them, instead of bytes
 
     def facts(self) -> dict[str, Any]:
         """Plain data for the JSON result."""
-        return {**asdict(self), "data_bytes": self.images_held * (int(np.prod(self.shape)) + 8)}
+        return {
+            **asdict(self),
+            "data_bytes": self.images_held * (int(np.prod(self.shape)) * (4 if self.floats else 1) + 8),
+        }
 
     @property
     def images_held(self) -> int:
         """Images of all clients: at least one more for each than it trains on, since every client needs a test set."""
         return self.clients * (self.samples + (max(1, self.samples // 5) if self.ragged else 1))
 
-    def images(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    def images(self) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Pixels and labels: those to train on, in equal numbers for each client in turn, then those to test on."""
         rng = generator(self.seed, "benchmark images")
-        x = rng.integers(0, 256, (self.images_held, *self.shape), dtype=np.uint8)
+        x: npt.NDArray[Any] = rng.integers(0, 256, (self.images_held, *self.shape), dtype=np.uint8)
+        if self.floats:
+            x = x.astype(np.float32)
+            x /= 255
         return x, rng.integers(0, CLASSES, self.images_held)
 
     def train_indices(self, client: int) -> npt.NDArray[np.int64]:

@@ -24,7 +24,9 @@ from archipelago.core.settings import LocalSettings, ModelSettings
 from archipelago.core.targets import construct, load_class
 from lightning_modules.engines.objective import default_losses
 from lightning_modules.flat import derived_head
+from lightning_modules.initialisation import initialise
 from lightning_modules.networks import build_network
+from lightning_modules.optimizers import make_optimizer
 
 
 class FederatedModule(lightning.LightningModule):
@@ -50,6 +52,16 @@ class FederatedModule(lightning.LightningModule):
         """Cross-entropy, or squared error where there are no classes."""
         return default_losses(outputs, y, self.classes, reduction)
 
+    @property
+    def training_loss(self) -> Callable[..., Tensor]:
+        """What local training minimises: `loss`, with smoothed labels where `local.label_smoothing` says so."""
+        if not self.local.label_smoothing or type(self).loss is not FederatedModule.loss:
+            return self.loss  # a loss of one's own smooths as it likes
+        return self._smoothed_loss
+
+    def _smoothed_loss(self, outputs: Tensor, y: Tensor, reduction: str = "none") -> Tensor:
+        return default_losses(outputs, y, self.classes, reduction, self.local.label_smoothing)
+
     def head_modules(self) -> tuple[str, ...]:
         """Names of the submodules that the papers call the head (the fully-connected layers)."""
         return tuple(f"network.{name}" for name in self._head())
@@ -68,16 +80,11 @@ class FederatedModule(lightning.LightningModule):
         if self.local_objective is not None:
             return self.local_objective(self, batch, batch_idx)
         x, y = batch
-        return self.loss(self(x), y).mean()
+        return self.training_loss(self(x), y).mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimizer that `local.*` describes."""
-        local = self.local
-        if local.optimizer == "adam":
-            return torch.optim.Adam(self.parameters(), lr=local.lr, weight_decay=local.weight_decay)
-        return torch.optim.SGD(
-            self.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay
-        )
+        return make_optimizer(self.local, self.parameters())
 
 
 def load_target(target: str) -> type[lightning.LightningModule]:
@@ -95,6 +102,7 @@ def build_module(
         else:
             network = build_network(model, input_shape, classes)
             module = FederatedModule(network, classes=classes, local=local)
+        initialise(module, model.init)
     if model.head:
         module.chosen_head = checked_head(module, model.head)  # type: ignore[assignment]  # read by FlatModel
     return module

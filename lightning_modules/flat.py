@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.plugins import is_ours
 from archipelago.core.randomness import seeded_globals, seeded_torch
 from archipelago.strategies.parameters import ModelEntry, ModelSpec, Vector
+from lightning_modules.recipe import Recipe
 
 OptimizerState = dict[str, npt.NDArray[Any]]
 
@@ -108,6 +109,9 @@ class FlatModel:
             self._owners.append((module.get_submodule(path), own) if kind == "buffer" else None)
         self.optimizer = _only_optimizer(module)
         self._slots = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._rates = [group["lr"] for group in self.optimizer.param_groups if "lr" in group]
+        self._fresh = self.optimizer_state()  # what an optimizer holds before its first step (Adagrad does)
+        self.recipe = Recipe()
         self._loaded: Vector | None = None
         # (model, samples) -> outputs in evaluation mode, where an engine has a way of its own; None: torch's.
         self.forward_pass: Callable[[Vector, npt.NDArray[np.int64]], Tensor | None] | None = None
@@ -147,6 +151,18 @@ class FlatModel:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
+    def frozen_outputs(self, vector: Vector, x: Tensor) -> Tensor:
+        """What another model says of some inputs, in evaluation mode, while the live one stays as it is."""
+        values, training = tensor_of(vector).to(self.device), self.module.training
+        tensors = {each.name: values[each.start : each.stop].view(each.shape) for each in self.spec.entries}
+        self.module.eval()
+        try:
+            with torch.no_grad(), self.autocast():
+                outputs: Tensor = torch.func.functional_call(self.module, tensors, (x,))
+        finally:
+            self.module.train(training)
+        return outputs.float()
+
     def touch(self) -> None:
         """Say that the live model is about to change."""
         self._loaded = None
@@ -154,6 +170,26 @@ class FlatModel:
     def seeded(self, seed: int) -> AbstractContextManager[None]:
         """The global generators that the module may draw from, seeded; modules of torch and of ours use torch's."""
         return seeded_globals(seed) if self.of_users else seeded_torch(seed)
+
+    @contextmanager
+    def training_only(self, names: Sequence[str] | None) -> Iterator[None]:
+        """Only these tensors are trained in this context, of those that are at all; None: no change."""
+        if names is None:
+            yield
+            return
+        chosen = set(names)
+        held = [
+            tensor
+            for entry, tensor in self.tensors()
+            if entry.kind == "parameter" and tensor.requires_grad and entry.name not in chosen
+        ]
+        try:
+            for tensor in held:
+                tensor.requires_grad_(False)
+            yield
+        finally:
+            for tensor in held:
+                tensor.requires_grad_(True)
 
     def refuse_added(self) -> None:
         """Refuse a user's module that has got parameters or buffers since it was made: nobody would average them."""
@@ -178,11 +214,11 @@ class FlatModel:
     def set_optimizer_state(self, state: OptimizerState | None) -> None:
         """Give the optimizer a client's state (None: a fresh start)."""
         self.optimizer.state.clear()
-        for key, value in (state or {}).items():
+        for key, value in (state or self._fresh).items():
             index, _, name = key.partition(".")
             parameter = self._slots[int(index)]
             tensor = torch.from_numpy(value.copy())
-            on_device = name != "step" and tensor.shape == parameter.shape
+            on_device = name != "step" and (tensor.ndim > 0 or tensor.shape == parameter.shape)
             self.optimizer.state[parameter][name] = tensor.to(self.device) if on_device else tensor
 
     def optimizer_state(self) -> OptimizerState:
@@ -193,6 +229,27 @@ class FlatModel:
                 if value is not None:
                     state[f"{index}.{name}"] = torch.as_tensor(value).detach().cpu().numpy().copy()
         return state
+
+    @contextmanager
+    def rate(self, factor: float) -> Iterator[None]:
+        """The learning rates of a round: those of the optimizer, times a factor."""
+        groups = [group for group in self.optimizer.param_groups if "lr" in group]
+        for group, rate in zip(groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        try:
+            yield
+        finally:
+            for group, rate in zip(groups, self._rates, strict=True):
+                group["lr"] = rate
+
+    def clip(self) -> None:
+        """Limit the live gradients as the recipe says."""
+        if self.recipe.clip is None:
+            return
+        if self.recipe.clip_by == "norm":
+            nn.utils.clip_grad_norm_(self._slots, self.recipe.clip)
+        else:
+            nn.utils.clip_grad_value_(self._slots, self.recipe.clip)
 
     def zero_grad(self) -> None:
         """Forget gradients, as the optimizer would, without its book-keeping (a tenth of its time)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,16 +27,24 @@ class RememberedOutputs:
         self._kept: dict[tuple[Any, ...], tuple[Tensor, npt.NDArray[np.float32]]] = {}
         self._bytes = 0
 
-    def get(self, vector: npt.NDArray[np.float32], index: npt.NDArray[np.int64]) -> Tensor | None:
-        """The outputs of a model, if they were kept."""
-        found = self._kept.get(_identity(vector, index)) if is_value(vector) else None
+    def get(
+        self, vector: npt.NDArray[np.float32], index: npt.NDArray[np.int64], kind: str = "outputs"
+    ) -> Tensor | None:
+        """The outputs of a model (or what else of it `kind` says), if they were kept."""
+        found = self._kept.get((kind, *_identity(vector, index))) if is_value(vector) else None
         return None if found is None else found[0]
 
-    def put(self, vector: npt.NDArray[np.float32], index: npt.NDArray[np.int64], outputs: Tensor) -> Tensor:
+    def put(
+        self,
+        vector: npt.NDArray[np.float32],
+        index: npt.NDArray[np.int64],
+        outputs: Tensor,
+        kind: str = "outputs",
+    ) -> Tensor:
         """Keep the outputs of a model if memory allows, and if it can be recognised."""
         size = outputs.numel() * outputs.element_size()
         if self._bytes + size <= self.capacity and is_value(vector):
-            self._kept[_identity(vector, index)] = (outputs, vector)
+            self._kept[(kind, *_identity(vector, index))] = (outputs, vector)
             self._bytes += size
         return outputs
 
@@ -145,6 +153,13 @@ class Samples:
         else:
             x = self._normalised(self._x.index_select(0, rows))
         return x.to(self.device, non_blocking=True), self.targets(index)
+
+    def changed(
+        self, index: npt.NDArray[np.int64], change: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """`batch` with inputs that somebody changes, in the memory format that they had."""
+        x, y = self.batch(index)
+        return change(x).contiguous(memory_format=self._format), y
 
     def raw(self) -> RawSamples:
         """The samples as they are stored, for who normalises them on the fly."""

@@ -2,7 +2,7 @@
 
 This package has the name of a standard module that torch, Ray and pytest import. Run from the
 project's root it is found first, so it runs the standard module's own code in its own namespace:
-every name, class and pickle resolves as before. Nothing else happens here (DECISIONS.md, entry 1).
+every name, class and pickle resolves as before. Nothing else happens here (DECISIONS.md, A1).
 """
 
 import importlib.machinery as _machinery

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +13,10 @@ from tests.support.clusters import own_cluster, short_folder
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests neither read nor fill the user's cache; processes they start inherit theirs."""
-    before = os.environ.get("ARCHIPELAGO_CACHE")
-    os.environ["ARCHIPELAGO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    if before is None:
-        del os.environ["ARCHIPELAGO_CACHE"]
-    else:
-        os.environ["ARCHIPELAGO_CACHE"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARCHIPELAGO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("ARCHIPELAGO_STATE", str(tmp_path_factory.mktemp("state")))  # which runs were made here
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +24,8 @@ def ray_session() -> Iterator[Path]:
     """The shared cluster: 8 CPUs and 2 GPUs, declared and not real; yields the folder its workers know."""
     from tests.support.killers import FOLDER
 
-    with short_folder() as folder, own_cluster(cpus=8, gpus=2, **{FOLDER: str(folder)}):
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
+    with short_folder() as folder, own_cluster(cpus=8, gpus=2, **{FOLDER: str(folder)}, **keys):
         yield folder
 
 

@@ -33,6 +33,10 @@ ALLOWED = {
     ("archipelago/core/settings.py", "ifca"): "the default method, and an example in the help of `ensemble`",
     ("archipelago/experiments/given.py", "method: ifca"): "an example of a line in a file",
     ("archipelago/experiments/new_clients.py", "finetune=True"): "the keyword of `adopt`",
+    (
+        "archipelago/reports/health.py",
+        "finetune",
+    ): "evaluates other models at its end",
     ("archipelago/reports/published.py", ""): "which row of a paper's table a run belongs to",
     (
         "archipelago/strategies/tuning.py",

@@ -16,6 +16,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from archipelago.cli.request import Request
+from archipelago.core.errors import UserError
+from archipelago.core.registry import nearest
 
 DEFAULT = "run"  # the command of a line that begins with none
 HELP = ("--help", "-h", "help")
@@ -85,6 +87,8 @@ class Front(TyperGroup):
         first = args[0] if args else ""
         if not completing and any(word in HELP for word in args):
             asked = first if first in self.commands else next(iter(args[1:]), "") if first == "help" else ""
+            if first == "help" and asked and asked not in self.commands:
+                raise UserError(f"Unknown command '{asked}' after help. {nearest(asked, self.commands)}")
             return [asked, "--help"] if asked in self.commands else ["--help"]
         if first in self.commands:
             return args

@@ -31,7 +31,8 @@ class ChooseClusters(Request):
 
         def show(trial: Trial) -> None:
             print(
-                f"clusters={trial.clusters:<3} validation loss {trial.loss:.4f}  score {trial.score:.4f}",
+                f"clusters={trial.clusters:<3} validation loss {trial.loss:.4f} ± {trial.error:.4f}  "
+                f"score {trial.score:.4f}",
                 flush=True,
             )
 

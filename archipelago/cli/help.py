@@ -35,8 +35,8 @@ Settings
 
 `list`, `doctor` and `report` take --json: one JSON document on standard output, for other programs.
 
-Exit codes: 0 done, 1 failed (resume continues it), 2 a mistake in what was asked for, 130 stopped by Ctrl-C,
-143 by `ray job stop` or another SIGTERM (resume continues after both)."""
+Exit codes: 0 done, 1 failed (the last line says whether resume helps), 2 a mistake in what was asked for,
+130 stopped by Ctrl-C, 143 by `ray job stop` or another SIGTERM (resume continues after both)."""
 
 COMPLETION = ("--install-completion [SHELL]", "complete commands, settings and names in bash, zsh or fish")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,14 +11,15 @@ import typer
 
 from archipelago.cli import suggestions
 from archipelago.cli.app import Described
-from archipelago.cli.output import print_json, print_table
+from archipelago.cli.output import print_json, print_readings, print_table
 from archipelago.cli.request import Request
 from archipelago.cli.vocabulary import kinds, registries, setting_of
 from archipelago.cli.words import AsJson, refuse_surplus
 from archipelago.core.errors import UserError
-from archipelago.core.packaged import TUNE_CONFIGS
+from archipelago.core.packaged import first_comment
 from archipelago.core.plugins import load_built_in, load_plugins
 from archipelago.core.program import program
+from archipelago.core.readings import Reading, documentation, readings_of, split_readings
 from archipelago.core.registry import Entry, Registry, nearest
 
 if TYPE_CHECKING:
@@ -90,14 +90,9 @@ def _configs() -> list[tuple[Table, list[dict[str, Any]]]]:
     """The files that come with the package, with the sentence each begins with."""
     from archipelago.experiments.config_files import config_names
 
-    rows: list[tuple[str, ...]] = [(name, _first_comment(name)) for name in config_names()]
+    rows: list[tuple[str, ...]] = [(name, first_comment(name)) for name in config_names()]
     title = "Configs that come with the package (--config NAME)"
     return [((title, rows), [{"name": name, "about": about} for name, about in rows])]
-
-
-def _first_comment(name: str) -> str:
-    lines = (TUNE_CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    return next((line.lstrip("# ") for line in lines if line.startswith("#")), "")
 
 
 def _settings() -> list[tuple[Table, list[dict[str, Any]]]]:
@@ -156,11 +151,15 @@ def _document(registry: Registry[Any], entry: Entry[Any], whole: bool = False) -
         "options": [_option(leaf) for leaf in _options(registry, entry)],
         "capabilities": _capabilities(entry),
     }  # fmt: skip
-    return (
-        {**document, "defined_in": _module(entry), "documentation": _documentation(entry)}
-        if whole
-        else document
-    )
+    if not whole:
+        return document
+    about, rows = _described(entry)
+    return {
+        **document,
+        "defined_in": _module(entry),
+        "documentation": about,
+        "readings": [row.stored() for row in rows],
+    }
 
 
 def _print_entry(registry: Registry[Any], entry: Entry[Any]) -> None:
@@ -173,7 +172,11 @@ def _print_entry(registry: Registry[Any], entry: Entry[Any]) -> None:
     print_table(f"{entry.name} ({registry.kind}{how})", rows)
     if options := list(_options(registry, entry)):
         print_table("Options, with their defaults", _setting_rows(options))
-    print(_documentation(entry))
+    about, readings = _described(entry)
+    print(about)
+    if readings:
+        print()
+        print_readings(readings)
 
 
 def _capabilities(entry: Entry[Any]) -> dict[str, Any]:
@@ -205,13 +208,10 @@ def _module(entry: Entry[Any]) -> str:
     return str(getattr(_defined(entry), "__module__", "") or type(entry.value).__module__)
 
 
-def _documentation(entry: Entry[Any]) -> str:
-    """What its module says (the paper, its symbols, every reading and deviation) where it is all about this entry;
-    else its own docstring."""
-    defined = _defined(entry)
-    module = inspect.getmodule(defined)
-    whole = isinstance(defined, type) and module is not None
-    return str(inspect.getdoc(module if whole else defined) or "").strip()
+def _described(entry: Entry[Any]) -> tuple[str, tuple[Reading, ...]]:
+    """Its documentation, and how its paper was read; both in one where the table has a form of its own."""
+    text, readings = documentation(entry), readings_of(entry)
+    return (split_readings(text)[0] if readings else text), readings
 
 
 def list_command(

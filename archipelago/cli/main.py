@@ -26,8 +26,11 @@ from archipelago.cli.app import make_app
 from archipelago.cli.request import Answered, Request
 from archipelago.cli.stopping import Stopped
 from archipelago.cli.words import no_config
+from archipelago.core.causes import no_space, sentence_of
 from archipelago.core.errors import UserError
 from archipelago.core.program import program, program_of, set_program
+from archipelago.core.redaction import redacted
+from archipelago.core.signals import interrupted_once
 
 COMMANDS = (
     run.COMMAND, listing.COMMAND, partition.COMMAND, resume.COMMAND, report.COMMAND, choose_clusters.COMMAND,
@@ -55,7 +58,7 @@ def parse(arguments: Sequence[str]) -> Request:
             raise no_config() from error
         raise UserError(f"{error.format_message()} `--help` shows what there is.") from error
     if isinstance(found, Request):
-        found.typed = f"{program()} {shlex.join(arguments)}".strip()
+        found.typed = redacted(f"{program()} {shlex.join(arguments)}".strip())
         return found
     return Answered()
 
@@ -66,21 +69,28 @@ def main(arguments: Sequence[str], started_as: str = "archipelago") -> int:
     `started_as` is what the user typed before the arguments.
     """
     set_program(started_as)
-    try:
-        parse(arguments).execute()
-        sys.stdout.flush()
-    except UserError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return 2
-    except Stopped as stop:
-        print(stop, file=sys.stderr)
-        return stop.code
-    except KeyboardInterrupt:
-        print("Stopped. Nothing was written.", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `list | head` is no failure
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    with interrupted_once():
+        try:
+            parse(arguments).execute()
+            sys.stdout.flush()
+        except UserError as error:
+            return _answer(2, str(error))
+        except Stopped as stop:
+            return _answer(stop.code, str(stop))
+        except KeyboardInterrupt:
+            return _answer(130, "Stopped. Nothing was written.")
+        except BrokenPipeError:  # `list | head` is no failure
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (OSError, MemoryError) as error:
+            if no_space(error) is None and not isinstance(error, MemoryError):
+                raise
+            return _answer(1, f"Failed: {sentence_of(error)}.")
+        return 0
+
+
+def _answer(code: int, sentence: str) -> int:
+    print(redacted(" ".join(sentence.split())), file=sys.stderr)
+    return code
 
 
 def command_line() -> None:

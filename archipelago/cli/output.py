@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from archipelago.core.readings import HEADINGS, Reading
+
 
 def print_table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
     """A table on a terminal; aligned plain lines, never cut, anywhere else."""
@@ -31,6 +33,28 @@ def print_table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         print("  " + "  ".join([*cells, row[-1]]))
     print()
+
+
+def print_readings(rows: Sequence[Reading]) -> None:
+    """How a paper was read: a table on a terminal; anywhere else a block for each row, never cut."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(title="Readings", title_justify="left", title_style="bold", show_lines=True)
+        for name, heading in HEADINGS.items():
+            table.add_column(heading, style="cyan" if name == "topic" else None, overflow="fold")
+        for row in rows:
+            table.add_row(*(escape(cell) for cell in row.row()))
+        Console().print(table)
+        return
+    print("Readings")
+    for row in rows:
+        print(f"\n{row.topic}")
+        for (name, heading), cell in zip(HEADINGS.items(), row.row(), strict=True):
+            if name != "topic":
+                print(f"    {heading:15}{cell}")
 
 
 def print_json(document: Any) -> None:

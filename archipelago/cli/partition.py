@@ -23,6 +23,7 @@ class Partition(Request):
 
     def execute(self) -> None:
         """Divide, print, draw."""
+        from archipelago.data import partition_seed
         from archipelago.experiments.config import load_config
 
         config = load_config(self.file, self.overrides, small=self.small)
@@ -40,7 +41,8 @@ class Partition(Request):
             from archipelago.reports.federation import describe
 
             rows = [*describe(path), *held_out_clients(config)]
-            print_table(f"Partition {config.partition.name}, seed {config.seed}", rows)
+            seed = partition_seed(config.partition, config.seed)
+            print_table(f"Partition {config.partition.name}, seed {seed}", rows)
             drawn = [join(address, file.relative_to(path).as_posix()) for file in draw_federation(path)]
         print(f"Figures: {', '.join(drawn)}")
         print(f"Tables and indices: {address}")

@@ -24,37 +24,28 @@ def show_results(path: Path, address: str) -> None:
 
 
 def show_sweep(address: str, demonstration: bool = False) -> None:
-    """The table of a sweep, why trials failed, where the report is and what to do next."""
+    """The table of a sweep, why trials failed, and where everything is; the demonstration also says what it shows."""
+    from archipelago.cli.demonstration import findings, next_steps, offer_to_open
     from archipelago.reports.table_text import print_tables
-    from archipelago.runs.storage import reading
+    from archipelago.runs.storage import is_address, reading
     from archipelago.runs.sweeps import read_rows
 
     with reading(address) as folder:
         built, page = _report(folder, address)
-    print_tables(built.tables, sys.stdout)
+    print_tables(built.tables, sys.stdout, brief=True)
     rows = read_rows(address)
     for row in rows:
         if row.status == "failed":
             print(f"Failed: {row.trial}: {row.reason}")
-    print(f"Report: {page}{_drawn(address)}")
+    if demonstration:
+        print("\n".join([*findings(built.tables), next_steps()]))
     print(f"Results: {address}")
+    print(f"Report: {page}{_drawn(address)}")
     if rows and all(row.status == "failed" for row in rows):
         every = "its only trial" if len(rows) == 1 else f"all {len(rows)} trials"
         raise Stopped(1, f"Failed: {every}, each for the reason above. {how_to_resume(address)}")
-    if demonstration:
-        print(next_steps())
-
-
-def next_steps() -> str:
-    """What to try after the demonstration."""
-    steps = [
-        ("--config comparison rounds=50 sweep.seeds=5", "more rounds and seeds"),
-        ("list", "what there is"),
-        ("--dry-run --config thesis-7.6 --small", "a paper's table, small"),
-    ]
-    width = max(len(step) for step, _ in steps)
-    lines = [f"  {program()} {step.ljust(width)}   {about}" for step, about in steps]
-    return "\n".join(["What to try next:", *lines])
+    if demonstration and not is_address(page):
+        offer_to_open(Path(page).resolve().as_uri())
 
 
 def _report(folder: Path, address: str) -> tuple[Report, str]:

@@ -23,20 +23,25 @@ class Resume(Request):
     """Continue a run or a sweep from its last checkpoints and show its table."""
 
     address: str
+    trust: bool = False  # import the code that a run from elsewhere names
 
     def execute(self) -> None:
         """Continue it to its end."""
+        from archipelago.experiments.runner import check_code
         from archipelago.experiments.runner import resume as resume_run
         from archipelago.runs.storage import writable
         from archipelago.runs.sweeps import is_sweep
+        from archipelago.sweeps.runner import check_code as check_sweep
         from archipelago.sweeps.runner import resume_sweep
 
         if is_sweep(self.address):
             with resumable(self.address):
+                check_sweep(self.address, self.trust)
                 resume_sweep(self.address)
             show_sweep(self.address)
             return
         with resumable(self.address), writable(self.address) as (path, mirror):
+            check_code(path, self.trust)
             resume_run(path, **following(mirror))
             send(mirror)
             show_results(path, self.address)
@@ -52,6 +57,12 @@ def resume(
             autocompletion=suggestions.of_directories,
         ),
     ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", help="Import the code that a run from elsewhere names; asked once for each run."
+        ),
+    ] = False,
 ) -> Resume:
     """Continue a run or a sweep that was stopped, from its last checkpoint, and show its table.
 
@@ -62,13 +73,13 @@ def resume(
         raise UserError(
             f"Expected a run directory after resume, got nothing: as in `{program()} resume runs/NAME`."
         )
-    return Resume(address=given[0])
+    return Resume(address=given[0], trust=trust)
 
 
 COMMAND = Described(
     "resume",
     resume,
-    "RUN",
+    "RUN [--trust]",
     "continue a run or sweep that was stopped",
     [("Continue the run that is in runs/my-run", "resume runs/my-run"),
      ("One in an object store", "resume s3://bucket/results/my-run")],

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from archipelago.cli.app import DEFAULT, Described
+from archipelago.cli.demonstration import introduction
 from archipelago.cli.output import print_table
 from archipelago.cli.request import Request
 from archipelago.cli.results import show_results, show_sweep
 from archipelago.cli.stopping import resumable
 from archipelago.cli.words import Config, Settings, Small, one_config, refuse_small_alone, settings_of
 from archipelago.core.errors import UserError
-from archipelago.core.packaged import TUNE_CONFIGS
+from archipelago.core.packaged import TUNE_CONFIGS, first_comment
 
 if TYPE_CHECKING:
     from archipelago.runs.storage import Mirror
@@ -74,6 +75,8 @@ class Run(Request):
         from archipelago.sweeps.runner import run_sweep
 
         address = sweep_address(sweep)
+        if self.file == DEMONSTRATION and not self.overrides:
+            print(introduction(first_comment(DEMONSTRATION.stem)), flush=True)
         with resumable(address):
             run_sweep(sweep, address, command=self.typed)
         show_sweep(address, demonstration=self.file == DEMONSTRATION)

@@ -63,13 +63,24 @@ def setting_of(registry: Registry[Any]) -> str:
     """How an entry is chosen, as in `data=NAME`; empty where no setting chooses one of this kind."""
     from archipelago.core.schema import leaves
     from archipelago.core.settings import ExperimentSettings, SweepSection
+    from archipelago.experiments.readers import CHOSEN_BY
 
     kind, section = registry.kind, registry.section
     if kind == "add-on":
         return "method=BASE+NAME"
     known = {*leaves(ExperimentSettings), *leaves(SweepSection)}
-    candidates = [f"{section}.{kind}", f"{section}.name", kind, f"{kind.split()[0]}.name"]
+    candidates = [
+        CHOSEN_BY.get(kind, ""),
+        f"{section}.{kind}",
+        f"{section}.name",
+        kind,
+        f"{kind.split()[0]}.name",
+    ]
     found = next((key for key in candidates if key in known), "")
+    if found.endswith(".transforms"):
+        return f"{found.removesuffix('.transforms')}=[NAME]"
+    if (leaf := leaves(ExperimentSettings).get(found)) is not None and leaf.many:
+        return f"{found}=[NAME]"
     if found:
         return f"{found.removesuffix('.name')}=NAME"
     return f"{kind}s=[NAME]" if f"{kind}s" in known else ""

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from archipelago.core.errors import UserError
+
 
 def sync_folder(folder: Path) -> None:
     """Make the names inside `folder` durable: a rename is only safe from a power cut after this."""
@@ -46,7 +48,23 @@ def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
         file.write(text.encode())
 
 
+def check_regular(path: Path) -> None:
+    """A `UserError` if `path` is there and no file: a pipe would be waited for, for ever."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe or a device"
+        raise UserError(
+            f"Expected {path} to be a file, got {kind}: restore it, or remove it.", code="damaged", file=path
+        )
+
+
 def complete_lines(path: Path) -> str:
     """The text up to the last line break: a file that is being written may end in half a line."""
-    data = path.read_bytes() if path.exists() else b""
-    return data[: data.rfind(b"\n") + 1].decode("utf-8")
+    check_regular(path)
+    try:
+        data = path.read_bytes()
+        return data[: data.rfind(b"\n") + 1].decode("utf-8")
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError as error:
+        sentence = f"{path} is damaged ({error}); restore it, or remove it."
+        raise UserError(sentence, code="damaged", file=path) from error

@@ -20,7 +20,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 OVER_CLIENTS = ("micro", "macro", "worst10", "std")  # how the values of clients become one number
 TASKS = ("classes", "regression")
+NEEDS = {
+    "groups": "(n,) ground-truth groups",
+    "distances": "(n, n) distances that the method compares clients by",
+    "labels": "(n, classes) training samples of each class",
+}
 PLACES = {
     "table": "a column of tables, and bars",
     "curve": "a curve over rounds",
@@ -46,15 +51,28 @@ PLACES = {
 }
 _OWN = re.compile(r"[A-Za-z_][\w.]*")
 # Columns of the table of clients that mean something else, and beginnings that columns of metrics.csv have.
-_TAKEN = {"client", "round", "samples", "train_samples", "group", "cluster", "held_out"}
+_TAKEN = {
+    "client",
+    "round",
+    "samples",
+    "train_samples",
+    "group",
+    "cluster",
+    "held_out",
+    "attacker",
+    "epsilon",
+}
 _BEGINNINGS = (
     *(f"{over}_" for over in OVER_CLIENTS),
     "train_",
     "validation_",
     "holdout_",
+    "honest_",
+    "personal_",
     "cost_",
     "centre_",
     "best_",
+    "part_",
 )
 _BUILT_IN = {"macro_f1"}  # its name is older than the rule
 
@@ -73,7 +91,8 @@ class Spec:
     digits: int = 4
     tasks: tuple[str, ...] = TASKS
     shown: tuple[str, ...] = ("table", "curve", "progress", "summary")
-    over: str = "clients"  # or clusters: of one assignment against the ground-truth groups
+    over: str = "clients"  # or clusters: of one assignment
+    needs: str = "groups"  # over clusters: what the assignment is held against, one of `NEEDS`
 
     def __post_init__(self) -> None:
         """A mistake in a declaration is the declaring module's: it names both values."""
@@ -90,6 +109,7 @@ class Spec:
             ("tasks", self.tasks, TASKS),
             ("shown", self.shown, tuple(PLACES)),
             ("over", [self.over], ("clients", "clusters")),
+            ("needs", [self.needs], tuple(NEEDS)),
         ):
             if wrong := [each for each in given if each not in known]:
                 raise ValueError(
@@ -109,7 +129,7 @@ class Spec:
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Spec:
         """The spec that `asdict` made and JSON kept; what a later version added is left out."""
-        known = {field.name for field in fields(cls)}
+        known = {each.name for each in fields(cls)}
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()
         }
@@ -139,30 +159,57 @@ class MetricRegistry(Registry[Function]):
         tasks: Sequence[str] = TASKS,
         shown: Sequence[str] = ("table", "curve", "progress", "summary"),
         over: str = "clients",
+        needs: str = "groups",
     ) -> Callable[[Function], Function]:
-        """Decorator: a function of `Evaluated` (or, `over="clusters"`, of groups and assignment) as a metric."""
+        """Decorator: a function of `Evaluated` (over clusters: of what it needs and an assignment) as a metric."""
         label = label or name.rpartition(".")[2]
         if digits is None:
             digits = 2 if unit == "%" else 4
-        spec = Spec(name, label, short or label, unit, better, digits, tuple(tasks), tuple(shown), over)
+        spec = Spec(
+            name, label, short or label, unit, better, digits, tuple(tasks), tuple(shown), over, needs
+        )
         return super().register(name, about, label=label, spec=spec)
+
+    def _import(self, path: str) -> None:
+        import archipelago.core.torchvision_operators  # noqa: F401  (before the first import of torchmetrics)
+
+        super()._import(path)
+
+    def adopt(self, path: str, about: str, found: Any) -> None:
+        """A class of torchmetrics is a metric of its own name; a function one of its path."""
+        if not isinstance(found, type):
+            super().adopt(path, about, found)
+            return
+        from archipelago.core.torch_metrics import TorchMetric
+
+        metric = TorchMetric(path, found)
+        self.register(metric.name, about, label=metric.name, better=metric.better)(metric)
+        self.paths[path] = metric.name
 
 
 METRICS = MetricRegistry("metric")
 
 
-def chosen(plugins: Iterable[str] = ()) -> list[Entry[Function]]:
-    """The metrics of a run: the platform's, those of its plug-ins and those of installed packages.
+def chosen(plugins: Iterable[str] = (), also: Iterable[str] = ()) -> list[Entry[Function]]:
+    """The metrics of a run: the platform's, those of its plug-ins, of installed packages, and those it names (`also`).
 
     Not simply all that are registered: what another run of this process imported must not add columns to this one.
     """
     roots = {name.partition(".")[0] for name in plugins} | _installed()
-    return [entry for entry in METRICS.values() if is_ours(root := _root(entry.value)) or root in roots]
+    named = [METRICS.entry(name) for name in also]
+    found = [
+        entry
+        for entry in METRICS.values()
+        if (is_ours(root := _root(entry.value)) or root in roots) and entry not in named
+    ]
+    return found + named
 
 
-def specs(plugins: Iterable[str] = (), task: str | None = None, over: str | None = None) -> list[Spec]:
+def specs(
+    plugins: Iterable[str] = (), task: str | None = None, over: str | None = None, also: Iterable[str] = ()
+) -> list[Spec]:
     """What the metrics of a run declare, of one task or one kind if these are given."""
-    found = (spec_of(entry) for entry in chosen(plugins))
+    found = (spec_of(entry) for entry in chosen(plugins, also))
     return [spec for spec in found if task in (None, *spec.tasks) and over in (None, spec.over)]
 
 
@@ -177,13 +224,13 @@ def task_of(classes: int | None) -> str:
     return "regression" if classes is None else "classes"
 
 
-def client_columns(classes: int | None, plugins: Iterable[str] = ()) -> list[str]:
+def client_columns(classes: int | None, plugins: Iterable[str] = (), also: Iterable[str] = ()) -> list[str]:
     """The columns of a round that sum up its clients, as `sweep.metric` may name them after `validation_`.
 
     >>> client_columns(None)[:3]
     ['micro_loss', 'micro_mse', 'macro_loss']
     """
-    names = [spec.name for spec in specs(plugins, task_of(classes), "clients")]
+    names = [spec.name for spec in specs(plugins, task_of(classes), "clients", also)]
     return [f"{over}_{name}" for over in OVER_CLIENTS for name in names]
 
 
@@ -211,6 +258,9 @@ class Evaluated:
     targets: Tensor
     losses: Tensor
     classes: int | None
+    arguments: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # of metrics by import path, by name
 
     @cached_property
     def predicted(self) -> Tensor:
@@ -272,7 +322,7 @@ def mse(evaluated: Evaluated) -> float:
 
 @METRICS.register(
     "ari", "adjusted Rand index of clusters and ground-truth groups", label="ARI", digits=3, over="clusters",
-    shown=("curve", "progress", "summary"),
+    shown=("table", "curve", "progress", "summary"),
 )  # fmt: skip
 def ari(groups: npt.NDArray[Any], assignment: npt.NDArray[Any]) -> float:
     from sklearn.metrics import adjusted_rand_score
@@ -293,3 +343,37 @@ def nmi(groups: npt.NDArray[Any], assignment: npt.NDArray[Any]) -> float:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return float(normalized_mutual_info_score(groups, assignment))
+
+
+@METRICS.register(
+    "silhouette", "how much closer clients are to their own cluster than to the next, by what clusters were made of",
+    label="silhouette", digits=3, over="clusters", needs="distances", shown=("table", "summary"),
+)  # fmt: skip
+def silhouette(away: npt.NDArray[Any], assignment: npt.NDArray[Any]) -> float:
+    """Rousseeuw 1987, on distances; NaN where there is one cluster, or one for each client."""
+    from sklearn.metrics import silhouette_score
+
+    if not 1 < len(set(assignment.tolist())) < len(assignment):
+        return math.nan
+    return float(silhouette_score(away, assignment, metric="precomputed"))
+
+
+@METRICS.register(
+    "was", "Wasserstein-adjusted silhouette: clients compared by how uneven their classes are", label="WAS", digits=3,
+    tasks=("classes",), over="clusters", needs="labels", shown=("table", "summary"),
+)  # fmt: skip
+def was(counts: npt.NDArray[Any], assignment: npt.NDArray[Any]) -> float:
+    """The silhouette by the 2-Wasserstein distance of clients' class frequencies (Licciardi et al., FedGWC, ICML 2025).
+
+    The frequencies of a client are C equally likely numbers: two such sets are as far apart as their sorted values, so
+    that which classes a client has does not matter, only how uneven they are.
+
+    >>> import numpy as np
+    >>> round(was(np.array([[9, 1], [1, 9], [5, 5], [5, 5]]), np.array([0, 0, 1, 1])), 3)
+    1.0
+    """
+    import numpy as np
+
+    shares = np.sort(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), axis=1)
+    away = np.sqrt(((shares[:, None, :] - shares[None, :, :]) ** 2).mean(axis=2))
+    return silhouette(away, assignment)

@@ -23,7 +23,7 @@ _TEMPORARY = re.compile(r"\.(.+)\.tmp-\d+")  # as `archipelago.core.files.whole_
 
 _FOLDERS = {  # folder in the run directory -> files in it
     "": r"(config\.yaml|(environment|vocabulary|status|identity|schedule|loggers)\.json|metrics\.csv"
-    r"|timings\.csv|events\.jsonl|(clients|assignments)\.parquet|partition\.safetensors|summary\.md|\.lock)",
+    r"|timings\.csv|events\.jsonl|(clients|assignments)\.parquet|partition\.safetensors|summary\.md|traceback\.txt|\.lock)",
     "checkpoints": r"(?!)",
     rf"checkpoints/({CHECKPOINT.pattern}|{UNFINISHED_CHECKPOINT.pattern})": rf"(manifest\.json|{_PART}\.safetensors)",
     "federation": r"((clients|counts)\.parquet|facts\.json)",
@@ -86,9 +86,17 @@ def remove_own_files(run: Path, inside: str = "") -> None:
 
 
 def refuse_links(run: Path) -> None:
-    """A `UserError` if a file or folder of the platform's is a symbolic link: it would write and delete elsewhere."""
-    for path in _own_entries(run):
+    """A `UserError` if a file or folder of the platform's is a link, which leads elsewhere, or not of its kind."""
+    for path, is_file in _own_entries(run):
         refuse_link(path)
+        if is_file != path.is_file() or is_file == path.is_dir():
+            wanted = "a file" if is_file else "a folder"
+            given = "a folder" if path.is_dir() else "a file" if path.is_file() else "a pipe or a device"
+            raise UserError(
+                f"Expected {path} to be {wanted}, got {given}: restore it, or remove it and see what can be saved.",
+                code="damaged",
+                file=path,
+            )
 
 
 def refuse_link(path: Path) -> None:
@@ -100,13 +108,14 @@ def refuse_link(path: Path) -> None:
         )
 
 
-def _own_entries(run: Path) -> Iterator[Path]:
+def _own_entries(run: Path) -> Iterator[tuple[Path, bool]]:
+    """(path, whether it should be a file) of everything that has a name of the platform's."""
     for folder, folders, files in os.walk(run):
         at = _relative(Path(folder), run)
         names = {each: f"{at}/{each}" if at else each for each in (*folders, *files)}
-        yield from (
-            Path(folder) / each for each, name in names.items() if is_own_file(name) or is_own_folder(name)
-        )
+        for each, name in names.items():
+            if is_own_file(name) or is_own_folder(name):
+                yield Path(folder) / each, is_own_file(name)
         folders[:] = [each for each in folders if is_own_folder(names[each])]
 
 

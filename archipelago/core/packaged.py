@@ -10,3 +10,9 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 TUNE_CONFIGS = next(
     folder for folder in (_PACKAGE / "tune_configs", _PACKAGE.parent / "tune_configs") if folder.is_dir()
 )
+
+
+def first_comment(name: str) -> str:
+    """The sentence that a file of `tune_configs/` begins with."""
+    lines = (TUNE_CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    return next((line.lstrip("# ") for line in lines if line.startswith("#")), "")

@@ -10,13 +10,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from archipelago.core.causes import USERS, cause_of, refuse_end
 from archipelago.core.errors import UserError
 
 GROUP = "archipelago.plugins"
@@ -26,6 +25,8 @@ BUILT_IN = (
     "archipelago.data",
     "lightning_modules.networks",
     "lightning_modules.engines",
+    "lightning_modules.optimizers",
+    "lightning_modules.augmentations",
     "archipelago.sweeps.samplers",
     "archipelago.sweeps.schedulers",
     "archipelago.experiments.callbacks",
@@ -117,11 +118,12 @@ def _load_offered(offered: EntryPoint) -> None:
         offered.load()
     except UserError:
         raise
-    except Exception as error:
+    except USERS as error:
+        refuse_end(error)
         package = offered.dist.name if offered.dist else offered.value
         raise UserError(
-            f"Plug-in '{offered.name}' of the installed package {package} cannot be imported: {_cause(error)}; update "
-            "or uninstall that package.",
+            f"Plug-in '{offered.name}' of the installed package {package} cannot be imported: {cause_of(error)}; "
+            "update or uninstall that package.",
             code=PLUGIN,
             name=offered.name,
         ) from error
@@ -146,15 +148,10 @@ def _imported(name: str, what: str) -> ModuleType:
                 name=name,
             ) from error
         raise _not_imported(what, name, error) from error
-    except Exception as error:  # whatever the user's own code raises
+    except USERS as error:  # whatever the user's own code raises
+        refuse_end(error)
         raise _not_imported(what, name, error) from error
 
 
-def _not_imported(what: str, name: str, error: Exception) -> UserError:
-    return UserError(f"{what} cannot be imported: {_cause(error)}.", code=PLUGIN, name=name)
-
-
-def _cause(error: Exception) -> str:
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"{said} ({Path(where.filename).name}, line {where.lineno})"
+def _not_imported(what: str, name: str, error: BaseException) -> UserError:
+    return UserError(f"{what} cannot be imported: {cause_of(error)}.", code=PLUGIN, name=name)

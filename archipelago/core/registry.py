@@ -111,6 +111,8 @@ class Registry(Mapping[str, Entry[T]]):
         """
 
         def add(value: T) -> T:
+            if not callable(value) and not dataclasses.is_dataclass(value):
+                raise TypeError(f"expected a class or function to be {self.kind} {name!r}, got {value!r}")
             known = self._entries.get(name)
             if known is not None and _origin(known.value) != _origin(value):
                 raise ValueError(
@@ -140,6 +142,18 @@ class Registry(Mapping[str, Entry[T]]):
                 code="unknown-name", kind=self.kind, name=name, nearest=closest(name, self._entries),
             )  # fmt: skip
         return self._entries[known]
+
+    def entry_in(self, setting: str, name: str) -> Entry[T]:
+        """The entry that a list of names in a setting means; a sentence about it names the setting."""
+        try:
+            return self.entry(name)
+        except UserError as error:
+            sentence = f"Expected {setting} to list what can be found, got '{name}': {error}"
+            raise error.rephrased(sentence) from error
+
+    def listed(self, names: Iterable[str], setting: str) -> list[Entry[T]]:
+        """The entries that a list of names stands for; a wrong name is a sentence that says where it was given."""
+        return [self.entry_in(setting, name) for name in names]
 
     def find(self, name: str) -> T:
         """The thing registered as `name`, or a `UserError` that says what there is."""

@@ -40,8 +40,13 @@ def quote(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
-        return f"[{','.join(quote(item) for item in value)}]"
-    return repr(value) if isinstance(value, str) else str(value)
+        return _short(f"[{','.join(quote(item) for item in value[:1000])}]")
+    return _short(repr(value) if isinstance(value, str) else str(value))
+
+
+def _short(text: str) -> str:
+    """A sentence has room for so much of a value."""
+    return text if len(text) <= 300 else f"{text[:300]}... ({len(text)} characters)"
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,14 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    largest: int | None = None,
     choices: tuple[str, ...] | None = None,
     auto: bool | None = None,
     read_with: Mapping[str, Any] | None = None,
 ) -> Any:
     """A dataclass field with its documentation and the values it may take.
 
+    `largest`: what is more can only be a mistake of typing, and is refused before memory or days are spent on it.
     `auto`: the platform finds the value out where none is given; users write `auto`, the config holds None.
     `read_with`: it is read only beside one of these, {setting: values} or {setting: what it must be more than}; a
     setting of the same section needs no prefix. Elsewhere it is refused (`experiments/readers.py`).
@@ -35,6 +37,7 @@ def setting(
         "above": above,
         "at_most": at_most,
         "below": below,
+        "largest": largest,
         "choices": choices,
         "auto": auto,
         "read_with": read_with,
@@ -43,6 +46,11 @@ def setting(
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def section(about: str) -> Any:
+    """A dataclass field that holds settings of any name, for code that the platform does not know."""
+    return field(default_factory=dict, metadata={"about": about})
 
 
 PRECISIONS = ("32", "tf32", "bf16")
@@ -82,6 +90,11 @@ class DataSettings:
         "divide each ground-truth group of the partition among these shifts, instead of shifting whole groups",
         read_with={"rotations": 1, "label_swaps": 1, "colours": 1, "noises": 1},
     )
+    drift: list[str] = setting(
+        [], "what changes during the run, NAME@ROUND:SHARE (see `list`), as in [label_swap@10:0.5,move@20]"
+    )
+    drift_share: float = setting(0.5, "share of the clients that an event without one happens to", above=0, at_most=1,
+                                 read_with={"drift": 0})  # fmt: skip
     test_fraction: float = setting(0.2, "share of samples held out for testing where there is no official split",
                                    above=0, below=1)  # fmt: skip
 
@@ -99,14 +112,24 @@ class PartitionSettings:
         None, "share of the test samples that no client gets, one set per ground-truth distribution, to measure every "
         "cluster model on (default: half for mixtures, else none)", at_least=0, below=1,
     )  # fmt: skip
-    compat: str = setting("none", "fedbase: the protocol of published tables, which drops and copies clients",
-                          choices=("none", "fedbase"))  # fmt: skip
+    compat: str = setting(
+        "none", "fedbase: the protocol of published tables, which drops and copies clients; fedbase-0.6.8: that of "
+        "their older rows", choices=("none", "fedbase", "fedbase-0.6.8"),
+    )  # fmt: skip
     validation: float = setting(0.0, "share of each client's training samples kept for validation",
                                 at_least=0, below=1)  # fmt: skip
+    seed: int | None = setting(
+        None, "seed of the data set, its division and the clients held out (default: `seed`), so that runs of several "
+        "starts can share one partition", at_least=0,
+    )  # fmt: skip
     cache: str = setting(
         "auto", "folder that keeps partitions for equal experiments; auto: the user's; off: none"
     )
     min_size: int = setting(4, "smallest number of training samples a client may hold", at_least=1)
+
+
+MODEL_STARTS = ("default", "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform",
+                "xavier_normal+kaiming_uniform")  # fmt: skip
 
 
 @dataclass
@@ -119,23 +142,48 @@ class ModelSettings:
         [], "submodules that are the head, the last one the classifier (default: what the module says, else its "
         "fully-connected layers at the end)"
     )  # fmt: skip
+    init: str = setting(
+        "default", "how weights of linear and convolutional layers are drawn: as the network does itself, or so; with "
+        "a +: the first for linear layers, the second for convolutions", choices=MODEL_STARTS
+    )  # fmt: skip
 
 
 @dataclass
 class LocalSettings:
     """`local.steps=...`: what a client does in a round."""
 
-    steps: int = setting(10, "mini-batch steps per round", at_least=1)
+    steps: int = setting(10, "mini-batch steps per round", at_least=1, largest=1_000_000)
     epochs: int | None = setting(
-        None, "passes over the client's data per round, instead of steps", at_least=1
+        None, "passes over the client's data per round, instead of steps", at_least=1, largest=100_000
     )
-    batch: int = setting(32, "mini-batch size", at_least=1)
-    optimizer: str = setting("sgd", "optimizer", choices=("sgd", "adam"))
+    batch: int = setting(32, "mini-batch size", at_least=1, largest=10_000_000)
+    optimizer: str = setting("sgd", "optimizer: any of torch's (see `list`), or package.module.Class")
+    optimizer_options: dict[str, Any] = section(
+        "more arguments of the optimizer, as in local.optimizer_options.eps=1e-6"
+    )
     lr: float = setting(0.05, "learning rate", above=0)
+    schedule: str = setting(
+        "constant", "learning rate over rounds (see `list`), or a scheduler of torch as package.module.Class"
+    )
+    schedule_options: dict[str, Any] = section("arguments of a scheduler of torch")
+    warmup: int = setting(
+        0, "rounds in which the learning rate grows linearly to the whole of it", at_least=0
+    )
     momentum: float = setting(
-        0.9, "SGD momentum", at_least=0, below=1, read_with={"local.optimizer": ("sgd",)}
+        0.9, "SGD momentum", at_least=0, below=1, read_with={"local.optimizer": ("sgd", "torch.optim.SGD")}
     )
     weight_decay: float = setting(0.0, "weight decay", at_least=0)
+    clip: float | None = setting(None, "limit of the gradient of a step (default: none)", above=0)
+    clip_by: str = setting("norm", "what local.clip limits: the norm of the whole gradient, or every number of it",
+                           choices=("norm", "value"), read_with={"clip": 0})  # fmt: skip
+    label_smoothing: float = setting(0.0, "share of every label that goes to all classes evenly, in training alone",
+                                     at_least=0, below=1)  # fmt: skip
+    augment: list[str] = setting(
+        [], "what becomes of the inputs of a training batch, in order (see `list`), or import paths"
+    )
+    augment_options: dict[str, Any] = section(
+        "arguments of transforms by import path, as in local.augment_options.RandomRotation.degrees=15"
+    )
     keep_optimizer: bool = setting(
         True, "keep a client's optimizer state across rounds (False: start afresh)"
     )
@@ -154,6 +202,24 @@ class ParticipationSettings:
     stragglers: float = setting(0.0, "share of the selected that only manages a random part of its steps",
                                 at_least=0, at_most=1)  # fmt: skip
     dropouts: float = setting(0.0, "share of the selected whose result never arrives", at_least=0, below=1)
+    attackers: float = setting(0.0, "share of the clients that attack, in every round that they take part in",
+                               at_least=0, below=1)  # fmt: skip
+
+
+@dataclass
+class UpdateSettings:
+    """`update=[clip,gaussian]`: what becomes of an update on its way; options of the transforms stand beside it."""
+
+    transforms: list[str] = setting(
+        [], "ordered transforms of what leaves a client (see `list`), or import paths"
+    )
+
+
+@dataclass
+class AttackSettings:
+    """`attack=NAME participation.attackers=0.2`: what attackers do; options of the attacks stand beside it."""
+
+    name: str = setting("sign_flip", "attack (see `list`), or package.module.Class")
 
 
 @dataclass
@@ -161,6 +227,14 @@ class AggregationSettings:
     """`aggregation=NAME`: how the models of a cluster become one; options of a rule stand beside it."""
 
     name: str = setting("mean", "the mean, or a rule that survives odd clients (see `list`)")
+
+
+@dataclass
+class ServerSettings:
+    """`server.optimizer=adam server.lr=0.1`: how the server steps; options of an optimizer stand beside these."""
+
+    optimizer: str = setting("sgd", "optimizer of the server's models (see `list`), or package.module.Class")
+    lr: float = setting(1.0, "learning rate of the server's steps; 1 with sgd: the aggregate itself", above=0)
 
 
 @dataclass
@@ -172,6 +246,27 @@ class EvaluationSettings:
     train: bool = setting(False, "measure on training data too")
     weights: str = setting("train", "what `micro` means are weighted by", choices=("train", "test"))
     last: int = setting(3, "the final figure is the mean of this many last evaluations", at_least=1)
+    clients: float | None = setting(
+        None, "clients that an evaluation visits, drawn with the seed: below 1 a share, else a number (default: all)",
+        above=0,
+    )  # fmt: skip
+    redraw: bool = setting(False, "draw other clients for every evaluation", read_with={"clients": 0})
+    full_last: bool = setting(
+        True, "the evaluation of the last round visits everyone", read_with={"clients": 0}
+    )
+    recovery: float = setting(
+        0.95, "a metric has recovered from a drift at this part of what it was before", above=0,
+        read_with={"data.drift": 0},
+    )  # fmt: skip
+    personal: bool = setting(
+        False, "measure each participant's own model too, after its local training and before averaging"
+    )
+    metrics: list[str] = setting(
+        [], "more metrics: import paths of torchmetrics classes, or of functions of `Evaluated`"
+    )
+    metric_options: dict[str, Any] = section(
+        "arguments of these classes, as in evaluation.metric_options.MulticlassAUROC.average=macro"
+    )
     clusterability: bool = setting(False, "measure the thesis's clusterability B (3.18) at every evaluation")
 
 
@@ -192,6 +287,18 @@ class FleetSettings:
     )  # fmt: skip
     dashboard: bool = setting(True, "start the Ray dashboard with a local cluster")
     restarts: int = setting(10, "how many lost actors or nodes a run survives before it stops", at_least=0)
+    patience: float = setting(
+        60.0, "seconds after which an actor is late (at least: five times what its stage usually takes); after as "
+        "much again it is ended and rebuilt", above=0,
+    )  # fmt: skip
+    copies: bool = setting(
+        True, "keep a copy of each actor's states in another actor, so that a loss costs the running round alone "
+        "(False: less memory, and back to the last checkpoint)",
+    )  # fmt: skip
+    wait: float | None = setting(
+        None, "seconds that a cluster may take to have capacity for the actors; auto: 60, or 900 where an autoscaler "
+        "starts nodes", at_least=0, auto=True,
+    )  # fmt: skip
 
 
 @dataclass
@@ -231,13 +338,17 @@ class ExperimentSettings:
     clients: int = setting(20, "number of clients", at_least=1)
     holdout_clients: float = setting(0.0, "share of the clients that never trains and is adopted afterwards",
                                      at_least=0, below=1)  # fmt: skip
+    adoption: str = setting(
+        "labels", "how these find their cluster, with labels or without (see `list`), or package.module.Class",
+        read_with={"holdout_clients": 0},
+    )  # fmt: skip
     clusters: int = setting(
         4, "number of cluster models K, for clustered methods; auto chooses it", at_least=1
     )
     choose_clusters: bool = setting(
         False, "choose `clusters` by a few rounds on validation data (clusters=auto)"
     )
-    rounds: int = setting(20, "communication rounds", at_least=1)
+    rounds: int = setting(20, "communication rounds", at_least=1, largest=10_000_000)
     seed: int = setting(0, "seed of every random draw", at_least=0)
     precision: str = setting("32", "arithmetic of the networks on a GPU: 32-bit, tf32 products, or bf16 autocast",
                              choices=PRECISIONS)  # fmt: skip
@@ -270,7 +381,10 @@ class ExperimentSettings:
     model: ModelSettings = field(default_factory=ModelSettings)
     local: LocalSettings = field(default_factory=LocalSettings)
     participation: ParticipationSettings = field(default_factory=ParticipationSettings)
+    attack: AttackSettings = field(default_factory=AttackSettings)
+    update: UpdateSettings = field(default_factory=UpdateSettings)
     aggregation: AggregationSettings = field(default_factory=AggregationSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
@@ -286,6 +400,10 @@ class SweepSettings:
         "none", "stop bad trials early, or let them take over good ones' models (see `list`)"
     )
     metric: str = setting("validation_micro_accuracy", "what tuning looks at: a metric on validation data")
+    choose: bool = setting(
+        False,
+        "choose among what the sweep compares by `sweep.metric`, as tuning does, instead of ranking on test data",
+    )
     mode: str = setting("auto", "whether more is better; auto: not of a loss, a squared error or a std",
                         choices=("auto", "max", "min"))  # fmt: skip
     fleet: str = setting("auto", "a trial's clients in its own process, or in actors of its placement group",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import traceback
-from pathlib import Path
 from typing import Any
 
+from archipelago.core.causes import USERS, cause_of, refuse_end
 from archipelago.core.errors import UserError
 
 
@@ -25,6 +24,9 @@ def load_class(setting: str, path: str, base: type) -> type:
             f"Expected {setting} to name an importable {base.__name__}, got '{path}' ({error}): write it as "
             "package.module.Class, with the package in the working directory or installed."
         ) from error
+    except USERS as error:  # whatever the user's own code raises
+        refuse_end(error)
+        raise UserError(f"Expected {setting} to be importable, got '{path}': {cause_of(error)}.") from error
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"Expected {setting} to name a {base.__name__}, got '{path}' which is not one.")
     return found
@@ -47,9 +49,6 @@ def construct(setting: str, path: str, found: Any, **known: Any) -> Any:
         return found(**{each.name: known[each.name] for each in named if each.name in known})
     except UserError:
         raise
-    except Exception as error:  # whatever the user's own code raises
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        cause = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(
-            f"{setting}={path} cannot be made: {cause} ({Path(where.filename).name}, line {where.lineno})."
-        ) from error
+    except USERS as error:  # whatever the user's own code raises
+        refuse_end(error)
+        raise UserError(f"{setting}={path} cannot be made: {cause_of(error)}.") from error

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from archipelago.core.errors import UserError
+from archipelago.core.files import check_regular
 from archipelago.core.metrics import METRICS, Spec, spec_of, specs
+from archipelago.core.readings import Reading, readings_of
 from archipelago.core.registry import REGISTRIES
 
 FILE = "vocabulary.json"
@@ -26,10 +28,13 @@ Labels = Callable[[], Mapping[str, str]]  # asked only if a run does not say its
 _PARTS_OF_METHODS = ("method", "add-on")  # kinds of registries
 _NAME = re.compile(r"[\w.]+")
 _SUMS = {"micro": "", "macro": ", plain mean", "worst10": ", worst 10%", "std": ", std over clients"}
+_RECOVERY = {"recovery_time": "rounds to recover", "recovery_time_ari": "rounds to recover, ARI"}
 _SPLITS = {
     "validation": "on validation data",
     "train": "on training data",
     "holdout": "of clients held out",
+    "honest": "of honest clients",
+    "personal": "of each participant's own model, before averaging",
 }
 _CENTRE = re.compile(r"(best_)?centre_(\w+)\[(.+)\]")
 
@@ -47,12 +52,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Labels of methods and add-ons by name, specs of metrics by name, labels of data sets and partitions by name."""
+    """Labels of methods and add-ons by name, specs of metrics by name, labels of data sets and partitions by name.
+
+    `readings` has the table of each method and add-on: how its paper was read.
+    """
 
     methods: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, Spec] = field(default_factory=dict)
     data: Mapping[str, str] = field(default_factory=dict)
     partitions: Mapping[str, str] = field(default_factory=dict)
+    readings: Mapping[str, Sequence[Reading]] = field(default_factory=dict)
 
     # Methods ------------------------------------------------------------------------------------------------
 
@@ -106,6 +115,10 @@ class Vocabulary:
             if not found[1]:
                 where = "on distribution {} of the model for distribution {}".format(*found[3].split(","))
             return replace(plain, label=f"{plain.label} {where}")
+        if name in _RECOVERY:
+            return Column(name, _RECOVERY[name], higher_is_better=False, digits=1)
+        if name == "epsilon":
+            return Column(name, "epsilon", higher_is_better=False, digits=2)
         spec = self.metrics.get(rest if first in _SUMS else name)
         if spec is None or (first in _SUMS) != (spec.over == "clients"):
             return Column(name, name.replace("_", " "))
@@ -155,6 +168,7 @@ class Vocabulary:
         return {
             "format": FORMAT, "methods": dict(self.methods), "metrics": metrics,
             "data": dict(self.data), "partitions": dict(self.partitions),
+            "readings": {name: [row.stored() for row in rows] for name, rows in self.readings.items()},
         }  # fmt: skip
 
 
@@ -189,10 +203,22 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
     named = _NAME.findall(" ".join(map(str, [config.get("method"), *(config.get("ensemble") or [])])))
     known = registered_labels()
     methods = {name: known[name] for name in named if name in known}
-    metrics = {spec.name: spec for spec in specs(config.get("plugins") or ())}
-    return Vocabulary(
-        methods, metrics, _chosen(config, "data", "data set"), _chosen(config, "partition")
-    ).stored()
+    also = (config.get("evaluation") or {}).get("metrics") or ()
+    metrics = {spec.name: spec for spec in specs(config.get("plugins") or (), also=also)}
+    data, partitions = _chosen(config, "data", "data set"), _chosen(config, "partition")
+    return Vocabulary(methods, metrics, data, partitions, _readings(methods)).stored()
+
+
+def _readings(names: Iterable[str]) -> dict[str, Sequence[Reading]]:
+    """The tables of these methods and add-ons, those that have one."""
+    tables = [REGISTRIES[kind] for kind in _PARTS_OF_METHODS if kind in REGISTRIES]
+    found = {
+        name: readings_of(table[table.paths.get(name, name)])
+        for table in tables
+        for name in names
+        if table.paths.get(name, name) in table
+    }
+    return {name: rows for name, rows in found.items() if rows}
 
 
 def _chosen(config: Mapping[str, Any], section: str, kind: str = "") -> dict[str, str]:
@@ -205,11 +231,17 @@ def _chosen(config: Mapping[str, Any], section: str, kind: str = "") -> dict[str
 def read_vocabulary(run: Path) -> Vocabulary | None:
     """The vocabulary of a run directory; None of a run from before there was one."""
     path = run / FILE
+    check_regular(path)
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         metrics = {name: Spec.read(each) for name, each in stored["metrics"].items()}
-        places = (dict(stored.get(each) or {}) for each in ("data", "partitions"))  # not in older runs
-        return Vocabulary(dict(stored["methods"]), metrics, *places)
+        data, partitions = (
+            dict(stored.get(each) or {}) for each in ("data", "partitions")
+        )  # not in older runs
+        read = {
+            name: [Reading(**row) for row in rows] for name, rows in (stored.get("readings") or {}).items()
+        }
+        return Vocabulary(dict(stored["methods"]), metrics, data, partitions, read)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -229,8 +261,10 @@ def merged(vocabularies: Iterable[Vocabulary]) -> Vocabulary:
     metrics: dict[str, Spec] = {}
     data: dict[str, str] = {}
     partitions: dict[str, str] = {}
+    readings: dict[str, Sequence[Reading]] = {}
     for each in vocabularies:
         methods = {**each.methods, **methods}
         data, partitions = {**each.data, **data}, {**each.partitions, **partitions}
+        readings = {**each.readings, **readings}
         metrics |= {name: spec for name, spec in each.metrics.items() if name not in metrics}
-    return Vocabulary(methods, metrics, data, partitions)
+    return Vocabulary(methods, metrics, data, partitions, readings)

@@ -18,20 +18,26 @@ from archipelago.data.arrays import use_arrays
 from archipelago.data.datasets import DATASETS, Dataset, DataSource, dataset, load_dataset, normalised
 from archipelago.data.describe import client_table, count_table, facts
 from archipelago.data.division import ClientData, Division
-from archipelago.data.federation import Federation, build_federation, federation_of
+from archipelago.data.drift import DRIFTS, Drift, DriftKind, Stage, World
+from archipelago.data.federation import Federation, build_federation, federation_of, partition_seed
 from archipelago.data.partitions import PARTITIONS, Labels, Partition, Partitioner, hand_out, partition
 
 __all__ = [
     "DATASETS",
+    "DRIFTS",
     "PARTITIONS",
     "ClientData",
     "DataSource",
     "Dataset",
     "Division",
+    "Drift",
+    "DriftKind",
     "Federation",
     "Labels",
     "Partition",
     "Partitioner",
+    "Stage",
+    "World",
     "build_federation",
     "client_table",
     "count_table",
@@ -42,5 +48,6 @@ __all__ = [
     "load_dataset",
     "normalised",
     "partition",
+    "partition_seed",
     "use_arrays",
 ]

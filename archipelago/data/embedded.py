@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,11 @@ def digits(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     )
 
 
+# FedSoft prints sigma_0 = 10 and N(0, sigma_0^2 I); its released code draws with variance 10, and so do its tables:
+# Table 1 implies |theta_0 - theta_1|^2 of about 165, where variance 10 lets us expect 200 and variance 100 2,000.
+FEDSOFT_SCALE = math.sqrt(10.0)
+
+
 @dataclass
 class SyntheticOptions:
     """`data.sources=...`: the ground-truth models and how much is drawn from them."""
@@ -42,7 +48,9 @@ class SyntheticOptions:
     samples: int = setting(4000, "synthetic: number of samples, test included", at_least=2)
     dimension: int = setting(10, "synthetic: number of features", at_least=1)
     weight_scale: float = setting(
-        10.0, "synthetic: standard deviation of the ground-truth weights (FedSoft's sigma_0)", above=0
+        FEDSOFT_SCALE,
+        "synthetic: standard deviation of the ground-truth weights (the root of 10: FedSoft's tables)",
+        above=0,
     )
     common_scale: float = setting(
         0.0, "synthetic: standard deviation of a part common to all ground-truth weights", at_least=0
@@ -62,6 +70,9 @@ def ground_truth_weights(options: SyntheticOptions, seed: int) -> NDArray[np.flo
     return own + rng.normal(scale=options.common_scale, size=options.dimension)
 
 
+MOST_NUMBERS = 1_000_000_000  # 8 GB while they are drawn
+
+
 @dataset(
     "synthetic",
     "linear regression drawn from ground-truth linear models (FedSoft's generator); needs no files",
@@ -72,13 +83,18 @@ def synthetic(settings: DataSettings, options: SyntheticOptions, seed: int) -> D
     """y = <theta_s, x> + noise, with theta_s ~ N(0, sigma_0^2 I) and x ~ N(0, I).
 
     Ruan, Joe-Wong: "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
-    experiments on synthetic data. sigma_0 is a standard deviation, as printed there; its released code
-    takes it for a variance. The sources share the samples evenly.
+    experiments on synthetic data. `data.weight_scale` is sigma_0, a standard deviation. The paper prints 10; its
+    released code and its tables have variance 10, which is the default here. The sources share the samples evenly.
     """
     if options.samples < 2 * options.sources:
         raise UserError(
             f"data.samples={options.samples} cannot give each of data.sources={options.sources} ground-truth "
             f"models a training and a test sample: ask for at least {2 * options.sources} samples."
+        )
+    if options.samples * options.dimension > MOST_NUMBERS:
+        raise UserError(
+            f"Expected data.samples x data.dimension <= {MOST_NUMBERS}, got {options.samples} x {options.dimension}: "
+            "they are drawn in memory; ask for fewer."
         )
     weights = ground_truth_weights(options, seed)
     rng = generator(seed, "synthetic samples")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from archipelago.core.settings import DataSettings, PartitionSettings
 from archipelago.data.apportion import Integers
 from archipelago.data.datasets import Array, Dataset, load_dataset
 from archipelago.data.division import PARTS, Division, Task
+from archipelago.data.drift import Drift, drifted
 from archipelago.data.partition_cache import address, divided
 from archipelago.data.partitions import PARTITIONS, Labels
 from archipelago.data.shifts import Shift, shift_of
@@ -38,6 +39,9 @@ class Federation(Division):
     std: tuple[float, ...]
     name: str
     shift: Shift | None = None
+    drift: Drift | None = (
+        None  # what changes during a run; `clients` and `groups` are those of the first round
+    )
     address: str = ""
 
     def __post_init__(self) -> None:
@@ -62,6 +66,14 @@ class Federation(Division):
         starts = np.cumsum(self.sizes) - self.sizes
         same: NDArray[np.bool_] = np.minimum.reduceat(labels, starts) == np.maximum.reduceat(labels, starts)
         return same
+
+    def label_counts(self, most: int) -> tuple[Integers, Integers] | None:
+        """At most so many clients and their (n, classes) training samples by class; None for a regression."""
+        if self.classes is None:
+            return None
+        ids = np.unique(np.linspace(0, len(self.clients) - 1, most).astype(np.int64))
+        counts = [np.bincount(self.y[self.clients[i].train], minlength=self.classes) for i in ids]
+        return ids, np.stack(counts).astype(np.int64)
 
     @cached_property
     def test_sizes(self) -> Integers:
@@ -88,6 +100,7 @@ class Federation(Division):
                 raise ValueError(f"client {number} has no training or no test sample")
         packed = np.concatenate([getattr(client, part) for client in self.clients for part in PARTS])
         packed = np.concatenate([packed, *self.holdout])
+        whole = len(self.x) - (0 if self.drift is None else len(self.drift.source))
         if packed.min() < 0 or packed.max() >= len(self.x):
             raise ValueError(f"indices must lie in 0..{len(self.x) - 1}")
         if self.copy_of is None and np.bincount(packed).max() > 1:
@@ -95,7 +108,7 @@ class Federation(Division):
         if len(self.y) != len(self.x):
             raise ValueError(f"{len(self.x)} samples, but {len(self.y)} labels")
         for name, length in {"groups": len(self.clients), "copy_of": len(self.clients),
-                             "sources": len(self.x), "variants": len(self.x)}.items():  # fmt: skip
+                             "sources": whole, "variants": whole}.items():  # fmt: skip
             array = getattr(self, name)
             if array is not None and array.shape != (length,):
                 raise ValueError(f"{name} must hold one number for each of {length}")
@@ -135,7 +148,9 @@ class Federation(Division):
             "data and settings of that run, or start a new one."
         )
         try:
-            federation = cls.made_of(dataset, Division.from_arrays(arrays), Shift.of(arrays))
+            federation = cls.made_of(
+                dataset, Division.from_arrays(arrays), Shift.of(arrays), drift=Drift.of(arrays)
+            )
         except (ValueError, IndexError) as error:
             raise changed from error
         if federation.fingerprint != bytes(arrays["fingerprint"]).hex():
@@ -144,14 +159,27 @@ class Federation(Division):
 
     @classmethod
     def made_of(
-        cls, dataset: Dataset, division: Division, shift: Shift | None = None, address: str = ""
+        cls,
+        dataset: Dataset,
+        division: Division,
+        shift: Shift | None = None,
+        address: str = "",
+        drift: Drift | None = None,
+        changes: Callable[[Division, Array], tuple[Division, Drift | None]] | None = None,
     ) -> Federation:
-        """The samples of a data set, shifted as the division says, and who holds them."""
+        """The samples of a data set, shifted as the division says, and who holds them.
+
+        `changes` makes the drift of the division and its labels, where it is not known.
+        """
         x, y = dataset.joined()
         # Each sample is in one place at most, so its shift can be done once, in place.
         if shift is not None and division.variants is not None:
             x = x if x.flags.writeable else np.array(x)  # memory-mapped: what is changed must be in memory
             shift.apply(x, y, division.variants)
+        if changes is not None:
+            division, drift = changes(division, y)
+        if drift is not None:
+            x, y = drift.apply(x, y)
         # As they will be in the object store: whoever writes to them fails here already.
         x.flags.writeable = y.flags.writeable = False
         return cls(
@@ -162,22 +190,29 @@ class Federation(Division):
             std=dataset.std,
             name=dataset.name,
             shift=shift,
+            drift=drift,
             address=address,
             **{field.name: getattr(division, field.name) for field in fields(Division)},
         )
 
     def only(self, kept: Integers) -> Federation:
-        """The federation of some of the clients."""
+        """The federation of some of the clients, as it is in the first round."""
         by_client = {
             name: value[..., kept]
             for name in ("groups", "levels", "copy_of")
             if (value := getattr(self, name)) is not None
         }
-        return replace(self, clients=tuple(self.clients[i] for i in kept), **by_client)
+        x, y = self.x, self.y
+        if self.drift is not None:
+            whole = len(x) - len(self.drift.source)
+            x, y = x[:whole], y[:whole]
+        kept_clients = tuple(self.clients[i] for i in kept)
+        return replace(self, x=x, y=y, drift=None, clients=kept_clients, **by_client)
 
     def _packed(self) -> dict[str, NDArray[Any]]:
         """The division and its shift, notes aside."""
         packed = {name: array for name, array in self.arrays().items() if name != "notes"}
+        packed |= {} if self.drift is None else self.drift.arrays()
         return packed if self.shift is None else {**packed, **self.shift.arrays()}
 
     # Pickled as a handful of arrays rather than three per client: ten thousand clients travel as fast as ten.
@@ -208,9 +243,15 @@ def labels_of(dataset: Dataset) -> Labels:
     )
 
 
+def partition_seed(partition: PartitionSettings, seed: int) -> int:
+    """The seed of data and partition in an experiment of this seed: its own, or the same."""
+    return seed if partition.seed is None else partition.seed
+
+
 def build_federation(data: DataSettings, partition: PartitionSettings, clients: int, seed: int) -> Federation:
     """Load the data set, divide it among the clients, shift samples, keep validation samples aside."""
     PARTITIONS.find(partition.name)  # a wrong name is reported before a large data set is read
+    seed = partition_seed(partition, seed)
     return federation_of(load_dataset(data, seed), data, partition, clients, seed)
 
 
@@ -221,4 +262,12 @@ def federation_of(
     shift = shift_of(dataset, data, clients, seed)
     variants = 1 if shift is None else len(shift)
     task = Task(labels_of(dataset), partition, clients, seed, variants, data.crossed)
-    return Federation.made_of(dataset, divided(PARTITIONS.find(partition.name), task), shift, address(task))
+    changes = None
+    if data.drift:
+        shape = tuple(dataset.x_train.shape[1:])
+
+        def changes(division: Division, y: Array) -> tuple[Division, Drift | None]:
+            return drifted(division, data, y, dataset.classes, shape, seed)
+
+    division = divided(PARTITIONS.find(partition.name), task)
+    return Federation.made_of(dataset, division, shift, address(task), changes=changes)

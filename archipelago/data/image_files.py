@@ -30,15 +30,33 @@ from archipelago.data.options import AttributeOptions, ImageSizeOptions
 def read_image(name: str, path: Path, side: int, mode: str = "RGB") -> Array:
     """One image as uint8 (channels, side, side), resized (bicubic) where it has another size."""
     try:
+        _refuse_pipe(path)
         with Image.open(path) as image:
             pixels = image.convert(mode)
             if pixels.size != (side, side):
                 pixels = pixels.resize((side, side), Image.Resampling.BICUBIC)
             values = np.asarray(pixels)
-    except (OSError, UnidentifiedImageError, SyntaxError) as error:
+    except Image.DecompressionBombError as error:
+        raise _too_large(name, path, error) from error
+    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
         why = f"{' '.join(str(error).split())}, {path.stat().st_size} bytes, MD5 {md5_of(path)}"
         raise Damaged(name, path, why) from error
     return values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
+
+
+def _refuse_pipe(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise UserError(
+            f"Expected images to be files, got {path}, a pipe or a device: take it out of the folder."
+        )
+
+
+def _too_large(name: str, path: Path, error: Exception) -> UserError:
+    """What would take gigabytes to decode, whatever the size of its file."""
+    return UserError(
+        f"Data set '{name}': {path} is too large to be decoded ({' '.join(str(error).split()).rstrip('.')}): make it "
+        "smaller, or take it out."
+    )
 
 
 def _reader(name: str, paths: list[Path], side: int, mode: str = "RGB") -> Callable[[int], Array]:
@@ -387,9 +405,12 @@ def _refuse_loops(part: Path, classes: Iterable[Path]) -> None:
 
 def _side_of(path: Path) -> int:
     """The side of a square image; where it is not square, nobody said what to do."""
+    _refuse_pipe(path)
     try:
         with Image.open(path) as image:
             width, height = image.size
+    except Image.DecompressionBombError as error:
+        raise _too_large("image_folder", path, error) from error
     except (OSError, UnidentifiedImageError) as error:
         raise Damaged("image_folder", path, f"{error}, MD5 {md5_of(path)}") from error
     if width != height:

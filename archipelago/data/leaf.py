@@ -103,5 +103,5 @@ def _read(path: Path) -> list[tuple[str, NDArray[np.uint8], Integers]]:
                 raise ValueError(f"the images of {user} do not fit their labels, or do not lie in [0, 1]")
             found.append((str(user), np.rint(x * 255).astype(np.uint8), y))
         return found
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged("femnist", path, f"{error}, {path.stat().st_size} bytes, MD5 {md5_of(path)}") from error

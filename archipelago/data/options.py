@@ -75,7 +75,7 @@ class ImageSizeOptions:
 
     image_size: int | None = setting(
         None, "sets of resized images: side in pixels (default: the set's own, or that of the first image)",
-        at_least=1,
+        at_least=1, largest=4096,
     )  # fmt: skip
 
 

@@ -26,12 +26,13 @@ from archipelago.data.partitions_core import PARTITIONS, Partitioner
 # Raised with every change that makes the same settings and seed give another division.
 VERSION = 4
 _FORMAT = "archipelago-partition-2"
+_ELSEWHERE = ("cache", "seed")  # settings that are not part of the address: the seed in force is, by itself
 
 
 def address(task: Task) -> str:
     """The content address of a division; options of other partitions are not part of it."""
     entry = PARTITIONS.entry(task.settings.name)
-    common = [field.name for field in dataclasses.fields(PartitionSettings) if field.name != "cache"]
+    common = [field.name for field in dataclasses.fields(PartitionSettings) if field.name not in _ELSEWHERE]
     chosen = {name: getattr(task.settings, name) for name in common}
     chosen |= {**dataclasses.asdict(entry.options_from(task.settings)), "name": entry.name}
     labels, rest = task.labels, [task.clients, task.seed, task.variants, task.crossed]

@@ -114,7 +114,7 @@ class Partitioner:
     def __call__(
         self, labels: Labels, settings: PartitionSettings, clients: int, rng: np.random.Generator
     ) -> Partition:
-        if settings.compat == "fedbase":
+        if settings.compat != "none":
             return self._published(labels, settings, clients, rng)
         self._refuse_impossible(labels, settings, clients)
         partition = self.split(labels, settings, read_options(self.options, settings), clients, rng)
@@ -134,12 +134,12 @@ class Partitioner:
         if self.fedbase is None:
             known = [name for name, entry in PARTITIONS.items() if entry.value.fedbase is not None]
             raise UserError(
-                f"partition.compat=fedbase repeats a published protocol that has no partition={self.name}: use "
-                f"{' or '.join(known)}, or leave partition.compat out."
+                f"partition.compat={settings.compat} repeats a published protocol that has no partition={self.name}: "
+                f"use {' or '.join(known)}, or leave partition.compat out."
             )
         if labels.test_share is not None:
             raise UserError(
-                "partition.compat=fedbase divides the official training and test samples: leave "
+                f"partition.compat={settings.compat} divides the official training and test samples: leave "
                 "partition.test_share out."
             )
         self._refuse_regression(labels)

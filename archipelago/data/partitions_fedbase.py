@@ -1,13 +1,17 @@
 """The protocol that published the numbers of the CAM paper and the thesis: `partition.compat=fedbase`.
 
 Ma et al., "Structured Federated Learning through Clustered Additive Modeling" (NeurIPS 2023), and Ma's thesis
-"Clustered Federated Learning" used the package fedbase (0.6.9 and later). For comparison with their tables only:
-proportions are floored to two decimals, which loses samples; clients with five test samples or fewer are dropped;
-what is then missing is filled up with copies of other clients. One thing is not repeated: where a second draw
-leaves more clients than were asked for, the surplus is dropped, since an experiment says how many it has.
+"Clustered Federated Learning" used the package fedbase. For comparison with their tables only: proportions are floored
+to two decimals, which loses samples (0.6.9 and later), or rounded to as many decimals as a label has digits of test
+samples (`fedbase-0.6.8`, which their older rows fit: shares may add up to more than one, and the last clients then get
+less); clients with five test samples or fewer are dropped; what is then missing is filled up with copies of other
+clients. One thing is not repeated: where a second draw leaves more clients than were asked for, the surplus is dropped,
+since an experiment says how many it has.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -29,14 +33,20 @@ FEWEST_TESTED = 5  # a client needs more test samples than this
 SMALLEST_CLUSTER = 0.3  # of an even share of the test samples
 DRAWS = 200  # where the published code would never stop
 
+ROUNDED = "fedbase-0.6.8"
+
 Part = tuple[Integers, Integers]  # positions to train and to test on
+Kind = tuple[float | None, int | None]  # Dirichlet's alpha, or a number of classes
 
 
 def published_dirichlet(
     labels: Labels, settings: PartitionSettings, options: AlphaOptions, clients: int, rng: np.random.Generator
 ) -> Partition:
     """Client-wise Dirichlet(alpha)."""
-    return _finish(labels, *_split(labels, _everything(labels), clients, options.alpha, None, rng))
+    between = (options.alpha, None)
+    return _finish(
+        labels, settings.compat, *_split(labels, _everything(labels), clients, between, settings.compat, rng)
+    )
 
 
 def published_n_class(
@@ -48,7 +58,10 @@ def published_n_class(
 ) -> Partition:
     """Client-wise, `classes` classes each."""
     _refuse(labels, options.classes)
-    return _finish(labels, *_split(labels, _everything(labels), clients, None, options.classes, rng))
+    between = (None, options.classes)
+    return _finish(
+        labels, settings.compat, *_split(labels, _everything(labels), clients, between, settings.compat, rng)
+    )
 
 
 def published_cluster_dirichlet(
@@ -59,7 +72,8 @@ def published_cluster_dirichlet(
     rng: np.random.Generator,
 ) -> Partition:
     """Cluster-wise Dirichlet (alpha, alpha_within)."""
-    return _clusters(labels, options, clients, (options.alpha, None), (options.alpha_within, None), rng)
+    kinds = (options.alpha, None), (options.alpha_within, None)
+    return _clusters(labels, options, clients, kinds, settings.compat, rng)
 
 
 def published_cluster_n_class(
@@ -72,7 +86,8 @@ def published_cluster_n_class(
     """Cluster-wise, `classes` classes for a cluster and `classes_within` of them for a client."""
     _refuse(labels, options.classes)
     refuse_classes("partition.classes_within", options.classes_within, options.classes, "classes of a group")
-    return _clusters(labels, options, clients, (None, options.classes), (None, options.classes_within), rng)
+    kinds = (None, options.classes), (None, options.classes_within)
+    return _clusters(labels, options, clients, kinds, settings.compat, rng)
 
 
 def _refuse(labels: Labels, classes: int) -> None:
@@ -87,14 +102,15 @@ def _clusters(
     labels: Labels,
     options: GroupOptions,
     clients: int,
-    between: tuple[float | None, int | None],
-    within: tuple[float | None, int | None],
+    kinds: tuple[Kind, Kind],
+    compat: str,
     rng: np.random.Generator,
 ) -> Partition:
+    between, within = kinds
     groups = ground_truth_groups(options, clients)
     count = int(groups[-1]) + 1
     for _ in range(DRAWS):
-        clusters, _ = _split(labels, _everything(labels), count, *between, rng)
+        clusters, _ = _split(labels, _everything(labels), count, between, compat, rng)
         if min(len(test) for _, test in clusters) > SMALLEST_CLUSTER * len(labels.test) / count:
             break
     else:
@@ -102,27 +118,28 @@ def _clusters(
     parts: list[Part] = []
     copies: list[int] = []
     for group, cluster in enumerate(clusters):
-        made, copied = _split(labels, cluster, int((groups == group).sum()), *within, rng)
+        made, copied = _split(labels, cluster, int((groups == group).sum()), within, compat, rng)
         copies += [-1 if of < 0 else of + len(parts) for of in copied]
         parts += made
-    return _finish(labels, parts, copies, groups)
+    return _finish(labels, compat, parts, copies, groups)
 
 
 def _split(
     labels: Labels,
     part: Part,
     nodes: int,
-    alpha: float | None,
-    classes: int | None,
+    kind: Kind,
+    compat: str,
     rng: np.random.Generator,
 ) -> tuple[list[Part], list[int]]:
     """Divide a part among nodes; (their parts, whom each is a copy of)."""
-    train, test = part
+    (train, test), (alpha, classes) = part, kind
     kinds = np.union1d(labels.train[train], labels.test[test])
+    decimals = round(math.log10(max(len(test) / len(kinds), 1))) if compat == ROUNDED else None
     kept: list[Part] = []
     for _ in range(DRAWS):
         shares = (
-            _floored(alpha, len(kinds), nodes, rng)
+            _proportions(alpha, len(kinds), nodes, decimals, rng)
             if alpha is not None
             else _indicators(classes or 1, len(kinds), nodes, rng)
         )
@@ -143,8 +160,12 @@ def _split(
     return kept, copies
 
 
-def _floored(alpha: float, kinds: int, nodes: int, rng: np.random.Generator) -> Shares:
-    return np.floor(rng.dirichlet(np.full(nodes, min(alpha, 1e12)), size=kinds) * 100) / 100
+def _proportions(
+    alpha: float, kinds: int, nodes: int, decimals: int | None, rng: np.random.Generator
+) -> Shares:
+    """Shares of each label, rounded to `decimals`, or floored to two where none are given."""
+    drawn = rng.dirichlet(np.full(nodes, min(alpha, 1e12)), size=kinds)
+    return np.floor(drawn * 100) / 100 if decimals is None else np.round(drawn, decimals)
 
 
 def _indicators(classes: int, kinds: int, nodes: int, rng: np.random.Generator) -> Shares:
@@ -171,12 +192,12 @@ def _slices(values: Integers, at: Integers, kinds: Integers, shares: Shares) -> 
 
 
 def _finish(
-    labels: Labels, parts: list[Part], copies: list[int], groups: Integers | None = None
+    labels: Labels, compat: str, parts: list[Part], copies: list[int], groups: Integers | None = None
 ) -> Partition:
     train, test = zip(*parts, strict=True)
     times = np.bincount(np.concatenate(train), minlength=len(labels.train))
     note = (
-        f"partition.compat=fedbase repeats a published protocol, for comparison only: "
+        f"partition.compat={compat} repeats a published protocol, for comparison only: "
         f"{sum(of >= 0 for of in copies)} of {len(parts)} clients are copies of others, {int((times == 0).sum())} of "
         f"{len(times)} training samples are not used, {int((times > 1).sum())} are held more than once"
     )

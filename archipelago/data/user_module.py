@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from archipelago.core.causes import USERS, cause_of, refuse_end
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import seeded_globals
 from archipelago.core.settings import DataSettings, setting
@@ -63,10 +64,16 @@ def datamodule(settings: DataSettings, options: DataModuleOptions, seed: int) ->
     made = load_target(options.target)
     with seeded_globals(seed):
         module = construct("data.target", str(options.target), made, root=str(root_of(settings)))
-        module.prepare_data()
-        for stage in ("fit", "test"):
-            module.setup(stage)
-        parts = [_collect(options.target, module, loaders) for loaders in (_TRAIN, _TEST)]
+        try:
+            module.prepare_data()
+            for stage in ("fit", "test"):
+                module.setup(stage)
+            parts = [_collect(options.target, module, loaders) for loaders in (_TRAIN, _TEST)]
+        except UserError:
+            raise
+        except USERS as error:  # whatever the user's own code raises
+            refuse_end(error)
+            raise UserError(f"data.target={options.target} gave no samples: {cause_of(error)}.") from error
     (x_train, y_train, o_train, tensors), (x_test, y_test, o_test, _) = parts
     owners = None if o_train is None or o_test is None else (o_train, o_test)
     return from_arrays(

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from archipelago.core.causes import USERS, cause_of, refuse_end
 from archipelago.core.errors import UserError
 from archipelago.core.registry import REGISTRIES
 from archipelago.core.schema import quote
 from archipelago.core.settings import ExperimentSettings
-from archipelago.experiments.given import core_sections, one_line
+from archipelago.experiments.given import core_sections
 from archipelago.experiments.readers import refuse_unread
 from archipelago.runs.storage import check_address, is_address
 
@@ -36,6 +37,8 @@ def check(config: ExperimentSettings, env: Mapping[str, str] | None = None) -> N
     _check_storage(config.storage)
     _check_method(config)
     _check_names(config)
+    _check_recipe(config)
+    _check_evaluation(config)
     _check_target(config)
     _check_listeners(config)
     refuse_unread(config)
@@ -49,10 +52,18 @@ def _check_run_name(name: str | None) -> None:
         )
 
 
+MOST_SAMPLES = 200_000_000  # of one client in one round
+
+
 def _check_engine(config: ExperimentSettings) -> None:
     from lightning_modules.engines import ENGINES
 
     chosen = config.local.engine
+    if config.local.epochs is None and config.local.steps * config.local.batch > MOST_SAMPLES:
+        raise UserError(
+            f"Expected local.steps x local.batch <= {MOST_SAMPLES}, got {config.local.steps} x {config.local.batch}: a "
+            "client's batches of a round are drawn at once; train fewer steps in more rounds."
+        )
     entry = None if chosen == "auto" else ENGINES.entry(chosen)
     own = set() if entry is None else {each.name for each in dataclasses.fields(entry.options)}
     for other in ENGINES.values():
@@ -66,6 +77,8 @@ def _check_engine(config: ExperimentSettings) -> None:
                 f"Expected local.engine={other.name} beside local.{each.name}{inside}, got "
                 f"local.engine={chosen}: add it, or leave local.{each.name} out."
             )
+    if entry is not None:
+        entry.value.check(entry.options_from(config.local))
 
 
 def _check_fleet(config: ExperimentSettings, env: Mapping[str, str]) -> None:
@@ -174,19 +187,46 @@ def _check_method(config: ExperimentSettings) -> None:
             f"Expected clusters <= clients, got clusters={config.clusters} and clients={config.clients}: "
             f"give more clients or fewer clusters."
         )
+    check_adoption(config, config.adoption)
     check_settings_of_methods(config, [])
+
+
+def check_adoption(config: ExperimentSettings, rule: str, finetune: bool = False) -> None:
+    """Refuse a rule for new clients that this method has no use for, or that takes labels away which it needs."""
+    from archipelago.strategies import Addon, expand, parts_of
+    from archipelago.strategies.adoption import ADOPTION
+
+    if ADOPTION.find(rule).needs_labels:
+        return
+    parts = [parts_of(member) for member in expand(config.ensemble) or [config.method]]
+    if not all(base.value.clustered for base, *_ in parts):
+        raise UserError(
+            f"Expected a method that gives each client one of its cluster models beside adoption={rule}, got "
+            f"{quote(config.ensemble or config.method)}: leave adoption out."
+        )
+    if finetune or any(addon.value.tunes is not Addon.tunes for _, *addons in parts for addon in addons):
+        raise UserError(
+            f"Expected no fine-tuning beside adoption={rule}, got one: a new client without labels has nothing to tune "
+            "on."
+        )
 
 
 def check_settings_of_methods(config: ExperimentSettings, groups: Any, outputs: int | None = None) -> None:
     """Refuse what a method cannot be run with; `groups` are the ground truth's, empty before the data is there."""
     from archipelago.strategies import Context, check_options, expand
+    from archipelago.strategies.local_steps import optimizer_of
 
+    optimizer, momentum = optimizer_of(config.local)
     context = Context(
         clients=config.clients,
         clusters=config.clusters,
         groups=groups,
         outputs=outputs,
+        lr=config.local.lr,
+        optimizer=optimizer,
+        momentum=momentum,
         aggregation=config.aggregation,
+        server=config.server,
     )
     for member in expand(config.ensemble) or [config.method]:
         check_options(member, options(config), context)
@@ -224,14 +264,86 @@ def _check_listeners(config: ExperimentSettings) -> None:
 def _check_names(config: ExperimentSettings) -> None:
     from archipelago.data import DATASETS, PARTITIONS
     from archipelago.strategies import AGGREGATION
+    from archipelago.strategies.attacks import ATTACKS
+    from archipelago.strategies.server_optimizers import SERVER_OPTIMIZERS
+    from archipelago.strategies.updates import check_pipeline
 
     AGGREGATION.find(config.aggregation.name)
+    SERVER_OPTIMIZERS.find(config.server.optimizer)
+    ATTACKS.find(config.attack.name)
+    check_pipeline(config.update)
     DATASETS.find(config.data.name)
     PARTITIONS.find(config.partition.name)
     if config.model.name != "auto":
         from lightning_modules.networks import NETWORKS
 
         NETWORKS.find(config.model.name)
+
+
+def _check_recipe(config: ExperimentSettings) -> None:
+    """What a client's steps are made of: optimizer, learning rate over rounds, augmentation, clipping."""
+    from archipelago.strategies.schedules import check_schedule
+    from lightning_modules.augmentations import check_augmentations
+    from lightning_modules.engines import ENGINES
+    from lightning_modules.optimizers import check_optimizer
+    from lightning_modules.recipe import asked_of_engines
+
+    local = config.local
+    if config.model.target is None:  # a module of the user's own makes its optimizer as it likes
+        check_optimizer(local)
+    check_schedule(local, config.rounds)
+    check_augmentations(local)
+    does = ("augment", "clip") if local.engine == "auto" else ENGINES.find(local.engine).recipe
+    for part, key in asked_of_engines(local).items():
+        if part not in does:
+            raise UserError(
+                f"Expected an engine that does {key}, got local.engine={local.engine}, which does not declare it "
+                f"(recipe = ('{part}',)): leave {key} out, or choose another engine."
+            )
+    trainer = getattr(local, "trainer", {})
+    if local.clip is not None and "gradient_clip_val" in trainer:
+        raise UserError(
+            "Expected local.clip or local.trainer.gradient_clip_val, got both: leave one of them out."
+        )
+
+
+def _check_evaluation(config: ExperimentSettings) -> None:
+    """Who is visited, and which metrics are named."""
+    from archipelago.core.metrics import METRICS
+    from archipelago.core.torch_metrics import TorchMetric
+    from archipelago.data.drift import events_of
+
+    for event in events_of(config.data):
+        if event.round > config.rounds:
+            raise UserError(
+                f"Expected the events of data.drift by round {config.rounds} (rounds), got '{event.kind}' before round "
+                f"{event.round}: it would never happen."
+            )
+    wanted = config.evaluation.clients
+    if wanted is not None and wanted >= 1 and (wanted != int(wanted) or wanted > config.clients):
+        raise UserError(
+            f"Expected evaluation.clients to be a share below 1 or a number of clients up to clients={config.clients}, "
+            f"got {wanted:g}."
+        )
+    entries = METRICS.listed(config.evaluation.metrics, "evaluation.metrics")
+    classes = {each.value.name for each in entries if isinstance(each.value, TorchMetric)}
+    for name in config.evaluation.metric_options:
+        if name not in classes:
+            raise UserError(
+                f"Expected a class of that name in evaluation.metrics beside evaluation.metric_options.{name}, got "
+                f"evaluation.metrics=[{','.join(config.evaluation.metrics)}], with which nobody reads it: leave it out."
+            )
+
+
+def _check_metrics(config: ExperimentSettings, classes: int | None) -> None:
+    """Whether the metrics that are named give a number for this data."""
+    from archipelago.core.metrics import METRICS
+    from archipelago.core.torch_metrics import TorchMetric
+
+    for name in config.evaluation.metrics:
+        metric = METRICS.find(name)
+        if isinstance(metric, TorchMetric):
+            metric.check(classes, config.evaluation.metric_options.get(metric.name, {}))
 
 
 def _check_target(config: ExperimentSettings) -> None:
@@ -251,24 +363,23 @@ def _check_target(config: ExperimentSettings) -> None:
     import archipelago.core.torchvision_operators  # noqa: F401  (before the first lightning import)
     from lightning_modules.base import load_target
 
-    try:
-        load_target(target)
-    except UserError:
-        raise
-    except Exception as error:  # whatever the user's own module raises while it is imported
-        cause = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(f"Expected model.target to be importable, got '{target}': {cause}.") from error
+    load_target(target)
 
 
 def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], classes: int | None) -> None:
     """Refuse a network that cannot take the data's samples, before anything is started or written."""
-    check_settings_of_methods(config, [], outputs=classes or 1)
-    if config.model.target is not None:
-        from lightning_modules.base import build_module
+    from lightning_modules.augmentations import check_augmentations
 
-        # Whether it can be made, and has what model.head names, only the module itself can say; what it does with
-        # the samples is its own affair.
-        build_module(config.model, config.local, input_shape, classes, config.seed)
+    check_settings_of_methods(config, [], outputs=classes or 1)
+    check_augmentations(config.local, input_shape)
+    _check_metrics(config, classes)
+    if config.local.label_smoothing and classes is None:
+        raise UserError(
+            f"Expected data with classes for local.label_smoothing={config.local.label_smoothing:g}, got a regression: "
+            "leave it out."
+        )
+    if config.model.target is not None:
+        _check_module(config, input_shape, classes)
         return
     import torch
 
@@ -279,7 +390,42 @@ def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], clas
         refuse_unread(config, default_network(input_shape, classes))
     with torch.device("meta"):  # shapes alone: no memory, no random draw
         network = build_network(config.model, input_shape, classes)
+    _check_size(sum(each.numel() for each in network.parameters()))
     if config.model.head:
         from lightning_modules.base import checked_head
 
         checked_head(network, config.model.head)
+
+
+def _check_module(config: ExperimentSettings, input_shape: tuple[int, ...], classes: int | None) -> None:
+    """Whether a user's module can be made, trained and sent as a model value, only the module itself can say.
+
+    What it does with the samples is its own affair.
+    """
+    from archipelago.core.randomness import seeded_globals
+    from lightning_modules.base import build_module
+    from lightning_modules.flat import FlatModel
+
+    target = config.model.target
+    try:
+        module = build_module(config.model, config.local, input_shape, classes, config.seed)
+        with seeded_globals(config.seed):
+            FlatModel(module)
+    except UserError:
+        raise
+    except USERS as error:  # whatever the user's own code raises
+        refuse_end(error)
+        raise UserError(f"model.target={target} cannot be used: {cause_of(error)}.") from error
+
+
+def _check_size(parameters: int) -> None:
+    """Refuse a network that this machine could not hold three times over: its values, gradients and momentum."""
+    import psutil
+
+    needed, here = 12 * parameters, psutil.virtual_memory().total
+    if needed > here:
+        raise UserError(
+            f"Expected a network that fits into memory, got one of {parameters:,} parameters: it needs "
+            f"{needed / 1e9:,.0f} GB with its gradients and momentum, and this machine has {here / 1e9:,.0f} GB; "
+            "choose a smaller model."
+        )

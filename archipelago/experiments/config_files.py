@@ -15,6 +15,8 @@ X-small wherever files are named, and so is its run or sweep.
 from __future__ import annotations
 
 import difflib
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from archipelago.core.registry import nearest
 from archipelago.experiments.given import parse_yaml
 
 INCLUDE, SMALL, ENDING = "include", "small", "-small"
+_LARGEST = 1 << 20  # bytes of a file of settings
+_MOST_FILES, _DEEPEST = 100, 20  # of what includes what
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -35,7 +39,7 @@ def find_config(name: str | Path) -> Path:
     ('thesis-7.1.yaml', 'somewhere/mine.yaml')
     """
     path = Path(name).expanduser()
-    if path.exists() or not _is_bare(str(name)):
+    if _exists(path) or not _is_bare(str(name)):
         return path
     found = TUNE_CONFIGS / f"{name}.yaml"
     if not _variant(found, small=False)[0].exists():
@@ -56,7 +60,7 @@ def config_names() -> list[str]:
 def read_config(path: Path, small: bool = False) -> dict[Any, Any]:
     """The settings in a YAML file and in what it includes, or of its small variant; mistakes are sentences."""
     path, small = _variant(path, small)
-    content = _with_included(path, ())
+    content = _with_included(path, (), [])
     section = content.pop(SMALL, None)
     if section is not None and not isinstance(section, dict):
         raise UserError(
@@ -89,8 +93,8 @@ def _merged(
     found, upper = (dict(each) if sweep else _nested(each) for each in (below, above))
     for key, value in upper.items():
         before = found.get(key)
-        if value is None and key in found and not later:
-            del found[key]
+        if value is None and (key in found or sweep) and not later:
+            found.pop(key, None)
             continue
         if not sweep and isinstance(before, dict) != isinstance(value, dict):
             before, value = _section(before), _section(value)
@@ -106,15 +110,22 @@ def _is_bare(name: str) -> bool:
 
 def _variant(path: Path, small: bool) -> tuple[Path, bool]:
     """The file to read, and whether its small variant is meant: X-small.yaml is that of X.yaml."""
-    if not path.exists() and path.stem.endswith(ENDING):
+    if not _exists(path) and path.stem.endswith(ENDING):
         whole = path.with_name(f"{path.stem.removesuffix(ENDING)}{path.suffix}")
         if whole.is_file():
             return whole, True
     return path, small
 
 
-def _with_included(path: Path, chain: tuple[Path, ...]) -> dict[Any, Any]:
-    if path.resolve() in chain:
+def _with_included(path: Path, chain: tuple[Path, ...], read: list[Path]) -> dict[Any, Any]:
+    """`read` are the files read so far: files that include each other many times would never come to an end."""
+    read.append(path)
+    if len(read) > _MOST_FILES or len(chain) > _DEEPEST:
+        raise UserError(
+            f"Expected at most {_MOST_FILES} files, {_DEEPEST} deep, to be included by '{(chain or (path,))[0]}', got "
+            f"more, the last of them '{path}': include each once."
+        )
+    if _resolved(path) in chain:
         names = " -> ".join(each.name for each in (*chain, path))
         raise UserError(f"Expected files that do not include themselves, got {names}: take one include out.")
     content = parse_yaml(_text(path, chain), str(path))
@@ -132,17 +143,27 @@ def _with_included(path: Path, chain: tuple[Path, ...]) -> dict[Any, Any]:
         base = path.parent / Path(name).expanduser()
         if not base.exists() and _is_bare(name):
             base = find_config(name)
-        found = merged(found, _with_included(base, (*chain, path.resolve())))
+        found = merged(found, _with_included(base, (*chain, _resolved(path)), read))
     return merged(found, content)
 
 
 def _text(path: Path, chain: tuple[Path, ...]) -> str:
     """What a file holds, or a sentence about why it cannot be read."""
     wanted = f"a YAML file in '{INCLUDE}' of '{chain[-1]}'" if chain else "a YAML file after --config"
-    if path.is_dir():
+    try:
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise UserError(f"Expected {wanted}, got '{path}', which does not exist: {_hint(path)}") from error
+    except OSError as error:
+        raise UserError(f"Expected {wanted}, got '{path}': {error.strerror}.") from error
+    if stat.S_ISDIR(found.st_mode):
         raise UserError(f"Expected {wanted}, got the folder '{path}': name a file in it.")
-    if not path.exists():
-        raise UserError(f"Expected {wanted}, got '{path}', which does not exist: {_hint(path)}")
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"Expected {wanted}, got '{path}', a pipe or a device: write a file and name that.")
+    if found.st_size > _LARGEST:
+        raise UserError(
+            f"Expected {wanted}, got '{path}' of {found.st_size} bytes: more than {_LARGEST}, so no settings."
+        )
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -151,8 +172,19 @@ def _text(path: Path, chain: tuple[Path, ...]) -> str:
         raise UserError(f"Expected {wanted}, got '{path}': {error.strerror}.") from error
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long
+        return False
+
+
+def _resolved(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # of a link to itself, too
+
+
 def _hint(path: Path) -> str:
-    beside = [each.name for each in path.parent.glob("*.y*ml")]
+    beside = [each.name for each in path.parent.glob("*.y*ml") if each.is_file()]
     close = difflib.get_close_matches(path.name, beside, n=1)
     if close:
         return f"did you mean '{path.parent / close[0]}'?"

@@ -22,15 +22,27 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from archipelago.core.errors import UserError
-from archipelago.core.plugins import load_built_in, load_plugins
+from archipelago.core.plugins import is_ours, load_built_in, load_plugins
 from archipelago.core.registry import IMPORT_PATH, REGISTRIES, closest, nearest
 from archipelago.core.schema import Leaf, composed, leaves, quote
 from archipelago.core.settings import ExperimentSettings, SweepSection
 
 AUTO = ("clusters", "auto")  # is short for choose_clusters=true
-NAMED = ("data", "partition", "model", "aggregation")  # `data=digits` is short for `data.name=digits`
+NAMED = (
+    "data",
+    "partition",
+    "model",
+    "aggregation",
+    "attack",
+)  # `data=digits` is short for `data.name=digits`
+
+# `update=[clip]` is short for `update.transforms=[clip]`
+LISTED = {"update": "update.transforms", "drift": "data.drift"}
 
 RENAMED = {"local.executor": "local.engine"}  # what files and runs of earlier versions call a setting
+
+_LARGEST = 2**53  # of whole numbers: beyond, they are not exact everywhere
+_ANY_SIZE = ("seed", "partition.seed", "sweep.sampler_seed")  # are hashed
 
 # Two ways of saying one thing: both at once is a mistake, and an override replaces the file's choice.
 EITHER_OR = (
@@ -69,6 +81,15 @@ _CHOOSES = {
     **dict.fromkeys(("partition", "partitions", "partition.name"), ("partition",)),
     **dict.fromkeys(("model", "model.name"), ("model",)),
     **dict.fromkeys(("aggregation", "aggregation.name"), ("aggregation rule",)),
+    **dict.fromkeys(("attack", "attack.name"), ("attack",)),
+    **dict.fromkeys(("update", "update.transforms"), ("update transform",)),
+    "server.optimizer": ("server optimizer",),
+    "local.optimizer": ("optimizer",),
+    "local.schedule": ("learning-rate schedule",),
+    "local.augment": ("augmentation",),
+    "evaluation.metrics": ("metric",),
+    **dict.fromkeys(("drift", "data.drift"), ("drift",)),
+    "adoption": ("adoption rule",),
     "sampler": ("sampler",),
     "scheduler": ("scheduler",),
     "clustering": ("clustering rule",),  # an option of several methods
@@ -86,13 +107,30 @@ def import_named(content: Mapping[Any, Any]) -> None:
     for key, text in _texts(content, ""):
         name = "clustering" if key.endswith(".clustering") else key.removeprefix("sweep.")
         kinds = _CHOOSES.get(name, ())
-        paths = [part for part in re.split(r"[+*]", text) if IMPORT_PATH.fullmatch(part)] if kinds else []
+        paths = [part for part in re.split(r"[+*@]", text) if IMPORT_PATH.fullmatch(part)] if kinds else []
         if paths:
             load_built_in()
         for path in paths:
             kind = kinds[0] if text.startswith(path) else kinds[-1]
             if kind in REGISTRIES:
                 REGISTRIES[kind].entry(path)
+
+
+def code_of(content: Mapping[Any, Any]) -> dict[str, str]:
+    """{module or import path: the setting that names it} of the code of somebody's own that settings would import."""
+    found: dict[str, str] = {}
+    nested = {key: content[key] for key in ("settings", "sweep") if isinstance(content.get(key), Mapping)}
+    for part in (nested.get("settings", content), {"sweep": nested["sweep"]} if "sweep" in nested else {}):
+        for key, text in _texts(part, ""):
+            name = "clustering" if key.endswith(".clustering") else key.removeprefix("sweep.")
+            if name == "plugins":
+                paths = [text]
+            elif name in _CHOOSES or name.endswith(".target") or name == "local.trainer.callbacks":
+                paths = [each for each in re.split(r"[+*]", text) if IMPORT_PATH.fullmatch(each)]
+            else:
+                continue
+            found |= {path: name for path in paths if not is_ours(path)}
+    return found
 
 
 def import_named_in(overrides: Iterable[str]) -> None:
@@ -208,6 +246,12 @@ def parse_yaml(text: str, file: str) -> dict[Any, Any]:
             raise UserError(f"Expected lines such as `method: ifca` in '{file}', got a {root.id}.")
         # OmegaConf's reader, because it refuses a key that is given twice and reads 1e-3 as a number.
         content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+    except RecursionError as error:
+        raise UserError(
+            f"Expected settings and their sections in '{file}', got values nested too deeply to be read."
+        ) from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise UserError(f"Expected plain values in '{file}', got a mistake: {one_line(error)}.") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark is not None else ""
@@ -229,6 +273,7 @@ def from_mapping(content: Mapping[Any, Any], file: str, prefix: str = "") -> Ite
             yield from from_mapping(value, file, f"{key}.")
             continue
         key = f"{key}.name" if key in NAMED and isinstance(value, str) else key
+        key = LISTED[key] if key in LISTED and isinstance(value, list) else key
         if (key, value) == AUTO:
             yield Given("choose_clusters", True, file)
             continue
@@ -259,7 +304,7 @@ def from_override(text: str) -> Given:
         raise UserError(f"Expected setting=value, got '{text}': write it as in rounds=10.")
     if (key, value) == AUTO:
         return Given("choose_clusters", True)
-    key = f"{key}.name" if key in NAMED else RENAMED.get(key, key)
+    key = f"{key}.name" if key in NAMED else LISTED.get(key) or RENAMED.get(key, key)
     leaf = leaf_of(key, "")
     if not value:
         raise UserError(f"Expected a value after '{key}=', got nothing: it takes {leaf.kind} ({leaf.about}).")
@@ -319,6 +364,10 @@ def check_range(leaf: Leaf, value: Any, given: Given) -> None:
             sentence = f"Unknown {leaf.key} {given.shown} ({leaf.about}). {nearest(value, choices)}"
             raise UserError(sentence, code="unknown-choice", nearest=closest(value, choices), **about)
         raise UserError(f"Expected {leaf.range}, got {given.shown} {meaning}.", code="out-of-range", **about)
+    largest = leaf.metadata.get("largest", _LARGEST if leaf.key not in _ANY_SIZE else None)
+    if largest is not None and any(type(n) is int and n > largest for n in (value if leaf.many else [value])):
+        sentence = f"Expected {leaf.key} <= {largest}, got {given.shown} {meaning}."
+        raise UserError(sentence, code="out-of-range", **about)
 
 
 def check_value(given: Given) -> None:

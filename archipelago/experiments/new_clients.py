@@ -19,14 +19,17 @@ import numpy.typing as npt
 
 from archipelago.core.errors import UserError
 from archipelago.core.settings import ExperimentSettings
-from archipelago.data import Federation, load_dataset
+from archipelago.data import Federation, load_dataset, partition_seed
+from archipelago.experiments.checks import check_adoption
 from archipelago.experiments.config import config_from_yaml
 from archipelago.experiments.plan import make_plan
+from archipelago.experiments.runner import check_code
 from archipelago.runs.checkpoints import latest
 from archipelago.runs.reader import Run
 from archipelago.runs.refusals import check_identity
 from archipelago.runs.trees import read_arrays
 from archipelago.strategies import assemble, parts_of
+from archipelago.strategies.adoption import ADOPTION
 from archipelago.strategies.tuning import tuned, why_not_tuned
 
 if TYPE_CHECKING:
@@ -42,15 +45,24 @@ class NewClient:
     """Samples of a client that a run has never seen, in the data set's own form (bytes stay bytes)."""
 
     x_train: npt.NDArray[Any]
-    y_train: npt.NDArray[Any]
+    y_train: npt.NDArray[Any] | None  # None: it has no labels, and is adopted by a rule that needs none
     x_test: npt.NDArray[Any]
     y_test: npt.NDArray[Any]
 
 
-def adopt(run: str | Path, new_clients: Sequence[NewClient], *, finetune: bool = False) -> pd.DataFrame:
+def adopt(
+    run: str | Path,
+    new_clients: Sequence[NewClient],
+    *,
+    finetune: bool = False,
+    adoption: str = "labels",
+    trust: bool = False,
+) -> pd.DataFrame:
     """What each new client gets of a run: its cluster, and its metrics on its test samples, one row each.
 
-    The run itself is not changed, and new clients do not learn from one another.
+    `adoption` says how it finds its cluster: "labels" is the method's own protocol, "entropy" and rules of your own
+    may do without labels. The run itself is not changed, and new clients do not learn from one another. `trust`: import
+    the code of somebody's own that a run from elsewhere names; it is asked for once for each run.
     """
     import pandas as pd
 
@@ -58,18 +70,21 @@ def adopt(run: str | Path, new_clients: Sequence[NewClient], *, finetune: bool =
         raise UserError("Expected at least one new client to adopt, got none.")
     opened = Run(run)
     check_identity(opened.path)
+    check_code(opened.path, trust)
     config = config_from_yaml((opened.path / "config.yaml").read_text(encoding="utf-8"))
+    _check_rule(config, adoption, new_clients, finetune)
     found = latest(opened.path, deep=False)
     if found is None:
         raise UserError(
             f"Expected a run with a checkpoint, got {run} without one: let it come to its first, or resume it."
         )
-    dataset = load_dataset(config.data, config.seed)
+    dataset = load_dataset(config.data, partition_seed(config.partition, config.seed))
     federation = Federation.from_indices(dataset, read_arrays(opened.path / "partition.safetensors"))
     plan = make_plan(config, federation)
     ids = np.arange(config.clients, config.clients + len(new_clients))
     fleet = _fleet_of(new_clients, ids, plan.block, federation)
-    method = _restored(config, plan.server, fleet, len(ids), found[1]["server"])
+    setup = dataclasses.replace(plan.server, adoption=adoption)
+    method = _restored(config, setup, fleet, len(ids), found[1]["server"])
     prediction = method.prediction(fleet)
     if finetune and not method.tunes:
         _refuse_tuning(config)
@@ -94,7 +109,8 @@ def _fleet_of(
     for i, new in zip(ids.tolist(), new_clients, strict=True):
         position = {}
         for part in ("train", "test"):
-            x, y = np.asarray(getattr(new, f"x_{part}")), np.asarray(getattr(new, f"y_{part}"))
+            x, y = np.asarray(getattr(new, f"x_{part}")), getattr(new, f"y_{part}")
+            y = np.zeros(len(x), federation.y.dtype) if y is None else np.asarray(y)
             _check(x, y, part, i - int(ids[0]), federation)
             position[part] = np.arange(at, at + len(x))
             parts_x.append(x)
@@ -123,19 +139,58 @@ def _check(x: npt.NDArray[Any], y: npt.NDArray[Any], part: str, number: int, fed
             f"Expected as many {part} targets as samples, and at least one, for new client {number}; got "
             f"{len(x)} samples and {len(y)} targets."
         )
+    _check_targets(y, part, number, federation.classes)
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise UserError(
+            f"Expected finite {part} samples for new client {number}, got some that are NaN or infinite."
+        )
+
+
+def _check_targets(y: npt.NDArray[Any], part: str, number: int, classes: int | None) -> None:
+    """A label that the run's models have no output for, or a target that is no number, has no loss."""
+    if y.ndim != 1 or y.dtype.kind not in ("iuf" if classes is None else "iu"):
+        wanted = "one number" if classes is None else "one class number"
+        raise UserError(
+            f"Expected {wanted} for each of the {part} samples of new client {number}, got {y.dtype} of "
+            f"shape {y.shape}."
+        )
+    if classes is None and not np.isfinite(y).all():
+        raise UserError(
+            f"Expected finite {part} targets for new client {number}, got some that are NaN or infinite."
+        )
+    if classes is not None and (y.min() < 0 or y.max() >= classes):
+        raise UserError(
+            f"Expected {part} labels in 0..{classes - 1} for new client {number}, as the run's data set has them, got "
+            f"labels in {y.min()}..{y.max()}: number them as the run does."
+        )
 
 
 def _restored(
     config: ExperimentSettings, setup: Any, fleet: InProcessFleet, new_clients: int, state: dict[str, Any]
 ) -> AnyMethod:
     """The method as the run left it, with rows for the new clients."""
-    context = dataclasses.replace(setup.context(), clients=config.clients + new_clients)
+    total = config.clients + new_clients
+    context = dataclasses.replace(
+        setup.context(), clients=total, new_clients=np.arange(config.clients, total)
+    )
     method = assemble(setup.method, setup.ensemble, setup.combine, setup.options, context)
     fleet.begin(0)
     method.setup(fleet)
     method.load_state(state)
-    fleet.begin(config.rounds)
+    fleet.begin(config.rounds, rate=context.rates(config.rounds))
     return method
+
+
+def _check_rule(
+    config: ExperimentSettings, adoption: str, new_clients: Sequence[NewClient], finetune: bool
+) -> None:
+    """Refuse a rule that the run's method has no use for, and clients without labels where the rule needs them."""
+    check_adoption(config, adoption, finetune)
+    if ADOPTION.find(adoption).needs_labels and any(new.y_train is None for new in new_clients):
+        raise UserError(
+            f"Expected labels of all new clients with adoption='{adoption}', got a client without (y_train=None): give "
+            "them, or adopt by a rule that needs none, as adoption='entropy'."
+        )
 
 
 def _refuse_tuning(config: ExperimentSettings) -> None:

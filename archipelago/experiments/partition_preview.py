@@ -9,7 +9,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
 from archipelago.core.own_files import refuse_links
 from archipelago.core.settings import ExperimentSettings
-from archipelago.data import build_federation
+from archipelago.data import build_federation, partition_seed
 from archipelago.experiments.config import config_to_yaml
 from archipelago.runs.directory import write_federation
 from archipelago.runs.status import is_run
@@ -18,7 +18,8 @@ from archipelago.runs.storage import join
 
 def partition_address(config: ExperimentSettings) -> str:
     """Where a partition goes: `storage/name`, a folder or an address in an object store."""
-    name = config.name or f"partition-{config.data.name}-{config.partition.name}-seed{config.seed}"
+    seed = partition_seed(config.partition, config.seed)
+    name = config.name or f"partition-{config.data.name}-{config.partition.name}-seed{seed}"
     return join(config.storage, name)
 
 
@@ -49,7 +50,7 @@ def write_partition(config: ExperimentSettings, folder: Path | None = None) -> P
 
 def held_out_clients(config: ExperimentSettings) -> list[tuple[str, str]]:
     """Who would never train (`holdout_clients`), as a row for the description of a partition."""
-    found = held_out(config.clients, config.holdout_clients, config.seed)
+    found = held_out(config.clients, config.holdout_clients, partition_seed(config.partition, config.seed))
     if not len(found):
         return []
     shown = ", ".join(map(str, found[:12])) + (", ..." if len(found) > 12 else "")

@@ -8,20 +8,27 @@ from typing import Any
 
 import numpy as np
 
+from actors.participation import attackers, held_out, selected
 from actors.records import compared_rounds
 from actors.requests import BlockSetup, ClientSamples
-from actors.server import ServerSetup
+from actors.server import JUDGED, ServerSetup, ServerStage
 from actors.session import Plan
 from archipelago.core.errors import UserError
 from archipelago.core.settings import ExperimentSettings
 from archipelago.data import Federation
+from archipelago.data.division import ClientData
 from archipelago.experiments.checks import listener_sections, options
 from archipelago.runs.storage import is_address, join
 from archipelago.strategies import expand, parts_of
+from archipelago.strategies.attacks import ATTACKS
 
 
 def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
     """What the actors need to know of an experiment."""
+    held = held_out(config.clients, config.holdout_clients, config.seed)
+    population = np.setdiff1d(np.arange(config.clients), held)
+    attacking = attackers(population, config.participation.attackers, config.seed)
+    _check_attack(config, federation, attacking)
     server = ServerSetup(
         method=config.method,
         ensemble=list(config.ensemble),
@@ -38,15 +45,23 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         sizes=np.asarray(federation.sizes, np.int64),
         groups=federation.groups,
         one_class=federation.one_class,
-        levels=federation.levels,
+        label_counts=federation.label_counts(JUDGED),
+        levels=federation.levels if federation.drift is None else None,  # which are of the first round
         distributions=len(federation.holdout),
         has_validation=any(len(client.validation) for client in federation.clients),
         not_finite=config.not_finite,
         local=config.local,
         aggregation=config.aggregation,
+        server=config.server,
+        update=config.update,
+        attack=config.attack,
+        attackers=tuple(attacking.tolist()),
         compared_rounds=compared_rounds(config.rounds, config.records.rounds),
         compared_clients=config.records.clients,
         plugins=tuple(config.plugins),
+        partition_seed=config.partition.seed,
+        stages=_stages_of(federation),
+        adoption=config.adoption,
     )
     block = BlockSetup(
         seed=config.seed,
@@ -61,14 +76,53 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         determinism=config.determinism,
         holdout=federation.holdout,
         plugins=tuple(config.plugins),
+        update=config.update,
+        attack=config.attack,
+        attackers=tuple(attacking.tolist()),
+        participants=selected(config.participation, len(population)),
     )
-    clients = [
-        ClientSamples(np.asarray(c.train), np.asarray(c.validation), np.asarray(c.test))
-        for c in federation.clients
-    ]
+    clients = [_samples_of(federation, number) for number in range(len(federation.clients))]
     members = expand(list(config.ensemble)) if config.ensemble else [config.method]
     passes = config.clusters * sum(parts_of(name)[0].value.compares_models for name in members)
     return Plan(server, block, config.fleet, clients, federation.x, federation.y, run_title(config), passes)
+
+
+def _samples_of(federation: Federation, client: int) -> ClientSamples:
+    """The samples of a client, and those of later rounds where they are others."""
+
+    def of(held: ClientData, later: Any = ()) -> ClientSamples:
+        return ClientSamples(
+            np.asarray(held.train), np.asarray(held.validation), np.asarray(held.test), later
+        )
+
+    stages = () if federation.drift is None else federation.drift.stages[1:]
+    later = tuple((stage.round, of(stage.clients[client])) for stage in stages)
+    return of(federation.clients[client], later)
+
+
+def _stages_of(federation: Federation) -> tuple[ServerStage, ...]:
+    """What the server knows of data that changes."""
+    stages = () if federation.drift is None else federation.drift.stages
+    return tuple(ServerStage(each.round, each.sizes, each.groups, each.present) for each in stages)
+
+
+def _check_attack(config: ExperimentSettings, federation: Federation, attacking: Any) -> None:
+    """Refuse other labels where there are none, or where honest clients hold the same samples."""
+    if not len(attacking) or not ATTACKS.find(config.attack.name).relabels:
+        return
+    if federation.classes is None:
+        raise UserError(
+            f"Expected data with classes for attack={config.attack.name}, got a regression: choose another attack."
+        )
+    held = np.zeros(len(federation.y), np.int64)
+    for client in federation.clients:
+        for part in (client.train, client.validation, client.test):
+            held[part] += 1
+    if any((held[federation.clients[i].train] > 1).any() for i in attacking):
+        raise UserError(
+            f"Expected attackers with samples of their own for attack={config.attack.name}, got "
+            f"partition={config.partition.name}, which gives some samples to several clients: choose another one."
+        )
 
 
 def _options_of_algorithms(config: ExperimentSettings) -> dict[str, Any]:
@@ -84,7 +138,8 @@ def method_name(config: ExperimentSettings) -> str:
 
 def run_title(config: ExperimentSettings) -> str:
     """What a run is called where somebody watches many: `ifca-digits-seed0`."""
-    return f"{method_name(config)}-{config.data.name}-seed{config.seed}"
+    drawn_by = "" if config.partition.seed is None else f"-partition{config.partition.seed}"
+    return f"{method_name(config)}-{config.data.name}{drawn_by}-seed{config.seed}"
 
 
 def run_address(config: ExperimentSettings) -> str:

@@ -24,6 +24,14 @@ CHOSEN_BY = {
     "partition": "partition.name",
     "model": "model.name",
     "aggregation rule": "aggregation.name",
+    "attack": "attack.name",
+    "update transform": "update.transforms",
+    "server optimizer": "server.optimizer",
+    "optimizer": "local.optimizer",
+    "learning-rate schedule": "local.schedule",
+    "augmentation": "local.augment",
+    "drift": "data.drift",
+    "adoption rule": "adoption",
     "sampler": "sweep.sampler",
     "scheduler": "sweep.scheduler",
 }
@@ -59,6 +67,8 @@ def unread(config: Any, network: str | None = None) -> Iterator[tuple[Unread, An
         found = (
             _of_an_entry(config, leaf, network)
             or _of_a_clustering_rule(config, leaf)
+            or _of_an_aggregate(config, leaf)
+            or _of_local_steps(config, leaf)
             or _beside_others(config, leaf, known)
         )
         if found is not None:
@@ -122,14 +132,14 @@ def _of_an_entry(config: Any, leaf: Leaf, network: str | None) -> Unread | None:
             continue
         readers[chooser] = sorted(entries)
         chosen = _chosen(REGISTRIES[kind], config, chooser, network)
-        if chosen is None or chosen in entries:
+        if chosen is None or not chosen.isdisjoint(entries):
             return None
     if not readers:
         return None
     wanted = " or ".join(f"{_short(chooser)}={_listed(names)}" for chooser, names in readers.items())
     if section == "model" and config.model.target is not None:
         return Unread(leaf.key, wanted, f"model.target={config.model.target}", ("model.target",))
-    given = ", ".join(f"{_short(chooser)}={value_of(config, chooser)}" for chooser in readers)
+    given = ", ".join(f"{_short(chooser)}={_said(value_of(config, chooser))}" for chooser in readers)
     return Unread(leaf.key, wanted, given, tuple(readers))
 
 
@@ -137,14 +147,21 @@ def _declares(entry: Any, option: str) -> bool:
     return option in {field.name for field in dataclasses.fields(entry.options)}
 
 
-def _chosen(registry: Registry[Any], config: Any, chooser: str, network: str | None) -> str | None:
-    """The name of the chosen entry; None while it is not known."""
-    name = str(value_of(config, chooser))
+def _chosen(registry: Registry[Any], config: Any, chooser: str, network: str | None) -> set[str] | None:
+    """The names of the chosen entries; None while they are not known."""
+    value = value_of(config, chooser)
+    if isinstance(value, list):
+        return {registry.entry(str(name)).name for name in value}
+    name = str(value)
     if chooser == "model.name" and config.model.target is not None:
-        return ""
+        return set()
     if chooser == "model.name" and name == "auto":
-        return network
-    return registry.entry(name).name
+        return None if network is None else {network}
+    return {registry.entry(name).name}
+
+
+def _said(value: Any) -> str:
+    return quote(value) if isinstance(value, list) else str(value)
 
 
 def _of_a_clustering_rule(config: Any, leaf: Leaf) -> Unread | None:
@@ -170,6 +187,41 @@ def _of_a_clustering_rule(config: Any, leaf: Leaf) -> Unread | None:
     return Unread(leaf.key, wanted, given, ("method", "ensemble", *uses))
 
 
+def _of_an_aggregate(config: Any, leaf: Leaf) -> Unread | None:
+    """A setting about what clients send and what the server makes of it, beside methods that send nothing.
+
+    And one about attackers, beside none.
+    """
+    section = leaf.key.partition(".")[0]
+    if section not in ("server", "update", "attack") or not isinstance(config, ExperimentSettings):
+        return None
+    if section == "attack" and not config.participation.attackers:
+        key = "participation.attackers"
+        return Unread(leaf.key, f"{key} > 0", f"{key}=0", (key,))
+    from archipelago.strategies import METHODS, expand, parse_method
+
+    members = expand(config.ensemble) or [config.method]
+    if any(METHODS.find(parse_method(member)[0]).aggregates for member in members):
+        return None
+    given = f"method={config.method}" if not config.ensemble else f"ensemble={quote(config.ensemble)}"
+    return Unread(leaf.key, "a method whose clients send models", given, ("method", "ensemble"))
+
+
+def _of_local_steps(config: Any, leaf: Leaf) -> Unread | None:
+    """A setting about the steps of local training, beside methods whose clients take none."""
+    steps = ("local.clip", "local.clip_by", "local.label_smoothing", "local.augment", "local.augment_options",
+             "local.optimizer_options", "evaluation.personal")  # fmt: skip
+    if leaf.key not in steps or not isinstance(config, ExperimentSettings):
+        return None
+    from archipelago.strategies import METHODS, expand, parse_method
+
+    members = expand(config.ensemble) or [config.method]
+    if any(METHODS.find(parse_method(member)[0]).takes_steps for member in members):
+        return None
+    given = f"method={config.method}" if not config.ensemble else f"ensemble={quote(config.ensemble)}"
+    return Unread(leaf.key, "a method whose clients take steps", given, ("method", "ensemble"))
+
+
 def _beside_others(config: Any, leaf: Leaf, known: Mapping[str, Leaf]) -> Unread | None:
     """A setting that is read only beside certain values of others (`read_with`), none of which is there."""
     conditions: Mapping[str, Any] = leaf.metadata.get("read_with", {})
@@ -193,6 +245,8 @@ def _beside_others(config: Any, leaf: Leaf, known: Mapping[str, Leaf]) -> Unread
 def _holds(value: Any, needed: Any) -> bool:
     if isinstance(needed, tuple):
         return value in needed
+    if value is None:
+        return False
     return (len(value) if isinstance(value, list) else value) > needed
 
 
@@ -202,7 +256,7 @@ def _more(key: str, value: Any, needed: Any) -> str:
 
 def _short(key: str) -> str:
     """`partition.name` is written `partition`."""
-    return key.removesuffix(".name")
+    return key.removesuffix(".name").removesuffix(".transforms")
 
 
 def _listed(names: Iterable[Any]) -> str:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.cluster import connected
 from actors.reports import RoundReport
 from actors.session import ActorsLost, Checkpoint, InProcessSession, Place, RaySession, Session
+from archipelago.core.causes import exits_are_failures
 from archipelago.core.errors import UserError
 from archipelago.core.settings import ExperimentSettings
-from archipelago.data import Federation, build_federation, load_dataset
+from archipelago.core.signals import ended_in_order
+from archipelago.data import Federation, build_federation, load_dataset, partition_seed
 from archipelago.experiments.callbacks.base import Callback, CallbackList, LiveRun, callbacks_from
 from archipelago.experiments.callbacks.platform_callbacks import (
     Checkpoints,
@@ -37,13 +39,18 @@ from archipelago.experiments.config import (
     config_to_yaml,
 )
 from archipelago.experiments.figures_data import write_examples
+from archipelago.experiments.given import code_of, parse_yaml
 from archipelago.experiments.loggers import LoggerCallback, loggers_from
 from archipelago.experiments.plan import make_plan, run_path
 from archipelago.reports.summary import write_summary
 from archipelago.runs.checkpoints import checkpoints, latest
 from archipelago.runs.directory import RunDirectory
 from archipelago.runs.environment import describe_environment
+from archipelago.runs.files import read_yaml
+from archipelago.runs.identity import identity_of
+from archipelago.runs.status import check_is_run
 from archipelago.runs.trees import DamagedFile, read_arrays
+from archipelago.runs.trust import check_trust, remember
 
 if TYPE_CHECKING:
     from archipelago.runs.storage import Mirror
@@ -72,7 +79,9 @@ def run_experiment(
     check_network(config, federation.input_shape, federation.classes)
     check_settings_of_methods(config, federation.groups)
     path = Path(run_directory) if run_directory is not None else run_path(config)
-    run = RunDirectory.create(path, config_to_yaml(config), describe_environment(command), federation)
+    text = config_to_yaml(config)
+    run = RunDirectory.create(path, text, describe_environment(command), federation)
+    remember(run.status.identity, code_of(parse_yaml(text, "config.yaml")))
     with run:
         if chosen is not None:
             run.note(0, chosen.sentence)
@@ -81,6 +90,7 @@ def run_experiment(
         write_examples(run, federation, config)
         try:
             drive = Drive(config, federation, run, callbacks, loggers, quiet=quiet, mirror=mirror)
+            del federation  # on a cluster, its samples move to the object store
             drive.run(0, None)
         except Exception as error:
             if _is_mistake(error) and not run.status.rounds_done:
@@ -119,11 +129,39 @@ def resume(
                 f"Expected a run that is not finished, got {path} with {done}: open it with archipelago.open_run, or "
                 "run it again under another name."
             )
-        dataset = load_dataset(config.data, config.seed)
+        dataset = load_dataset(config.data, partition_seed(config.partition, config.seed))
         federation = Federation.from_indices(dataset, read_arrays(run.path / "partition.safetensors"))
+        run.check_files()
         drive = Drive(config, federation, run, callbacks, loggers, quiet=quiet, mirror=mirror)
-        drive.run(*drive.last_checkpoint(), resumed=True)
+        start = drive.last_checkpoint()
+        run.mend_files(federation)
+        del dataset, federation  # on a cluster, its samples move to the object store
+        drive.run(*start, resumed=True)
     return Path(path)
+
+
+@contextmanager
+def _in_order(where: str) -> Iterator[str]:
+    """SIGTERM ends a run in this process as it ends one on Ray: through `finally`."""
+    with ended_in_order():
+        yield where
+
+
+def _is_small(run: Path) -> bool:
+    """Whether the checkpoints of a run are read in a moment."""
+    files = (file for _, folder in checkpoints(run) for file in folder.iterdir())
+    return sum(file.stat().st_size for file in files) < 1 << 28
+
+
+def check_code(path: str | Path, trust: bool = False) -> None:
+    """A `UserError` that names the code which a run from elsewhere would import here, unless it is trusted."""
+    run = Path(path)
+    check_is_run(run)
+    content = read_yaml(
+        (run / "config.yaml").read_text(encoding="utf-8", errors="replace"), run / "config.yaml"
+    )
+    code = code_of(content if isinstance(content, dict) else {})
+    check_trust(str(path), identity_of(run), code, trust)
 
 
 class _DamagedCheckpoint(Exception):
@@ -159,6 +197,7 @@ class Drive:
         self.live = LiveRun(config, run, sweep)
         self.live.in_working_copy = mirror is not None
         self._checkpoints = Checkpoints(fork)
+        self._losses = 0  # of actors and nodes, in this process
         self._damaged: dict[int, str] = {}  # round whose checkpoint could not be restored, and why
         users = [*callbacks_from(config), *callbacks]
         self._callbacks = CallbackList(
@@ -193,14 +232,17 @@ class Drive:
         """
         run = self.live
         run.round, run.resumed = done, resumed
-        losses = 0
+        self._losses = 0
         with ExitStack() as stack:
             run.where = stack.enter_context(self._ray())
+            if self.config.fleet.backend == "ray" and self.data is None:
+                self.plan, self.data = self.plan.in_object_store()
             stack.enter_context(self._callbacks.listening(run))
+            stack.enter_context(exits_are_failures("a module of yours"))
             while True:
                 try:
                     state, checkpoint = checkpoint, None
-                    yield from self._rounds(state, losses, shrink=resumed or losses > 0)
+                    yield from self._rounds(state, shrink=resumed or self._losses > 0)
                     break
                 except _DamagedCheckpoint as error:
                     self._damaged = {run.round: str(error)}
@@ -209,8 +251,8 @@ class Drive:
                     run.round = done
                     run.emit("on_rollback", done)
                 except ActorsLost as error:
-                    losses += 1
-                    if losses > self.config.fleet.restarts:
+                    self._losses += 1
+                    if self._losses > self.config.fleet.restarts:
                         raise
                     done, checkpoint = self.last_checkpoint()
                     run.round, run.stop_reason = done, None
@@ -221,13 +263,18 @@ class Drive:
     def last_checkpoint(self) -> tuple[int, Checkpoint | None]:
         """(round, state) of the newest complete checkpoint; files are cut back to that round.
 
-        Clients' states are read by the processes that host them, which may find damage that nobody saw before.
+        Clients' states are read by the processes that host them, which may find damage that nobody saw before; small
+        ones are looked at here too, before anything is cut back.
         """
         run = self.live.directory
         newest = max((round for round, _ in checkpoints(run.path)), default=0)
         complete = run.complete_rounds()
-        found = latest(run.path, complete, deep=False, damaged=self._damaged)
-        lost = f"Of rounds 1 to {newest} only {complete} are complete in the run's tables: "
+        usable = [each for each, _ in checkpoints(run.path) if each <= complete]
+        changed = {each: "metrics.csv is not as it was written" for each in usable if not run.standing(each)}
+        if usable and len(changed) == len(usable):
+            complete = 0
+        found = latest(run.path, complete, deep=_is_small(run.path), damaged={**changed, **self._damaged})
+        lost = f"Of rounds 1 to {newest} only {complete} are complete in the run's tables, as they were written: "
         if found is None:
             run.truncate(0)
             if newest:
@@ -239,9 +286,9 @@ class Drive:
             warnings = [*warnings, f"{lost}resuming from round {done}."]
         for warning in warnings:
             run.note(done, warning)
-        return done, Checkpoint(parts["server"], parts)
+        return done, Checkpoint(parts["server"], parts, done)
 
-    def _rounds(self, checkpoint: Checkpoint | None, losses: int, *, shrink: bool) -> Iterator[RoundReport]:
+    def _rounds(self, checkpoint: Checkpoint | None, *, shrink: bool) -> Iterator[RoundReport]:
         run = self.live
         try:
             session = self._session(checkpoint, shrink)
@@ -250,35 +297,81 @@ class Drive:
                 raise
             raise _DamagedCheckpoint(str(error)) from error
         except UserError as error:
-            if not losses:
+            if not self._losses:
                 raise
             # Not the user's mistake: the run had its capacity, and lost it. It can be resumed.
             raise ActorsLost(f"no capacity to continue: {error}") from error
         del checkpoint  # the server's state, which the session has now
         run.session = session
-        # A run that began on GPUs goes on there: after a loss it waits for some rather than crawl on a CPU.
-        self.plan = dataclasses.replace(self.plan, gpus=session.gpus)
+        # A run that began on GPUs goes on there: after a loss it waits for some rather than crawl on a CPU. One that
+        # loses actors wants as many as it began with.
+        first = self.plan.actors or session.actors
+        self.plan = dataclasses.replace(self.plan, gpus=session.gpus, actors=first)
         try:
             run.emit("on_session", session.describe())
             if shortfall := session.shortfall():
                 run.note(shortfall)
             while not run.is_last_round:
-                report = session.run_round(run.round + 1)
-                run.round = report.round
-                run.emit("on_round", report)
-                yield report
+                yield self._next_round(session)
             run.emit("on_complete")
         finally:
             self._checkpoints.abandon()  # before files are cut back: its thread writes them
             run.session = None
             session.close()
 
+    def _next_round(self, session: Session) -> RoundReport:
+        """One more round that has reached every callback, through losses that the session can mend."""
+        run = self.live
+        report: RoundReport | None = None
+        while True:
+            try:
+                if report is None:
+                    report = session.run_round(run.round + 1)
+                run.round = report.round
+                run.emit("on_round", report)
+                return report
+            except ActorsLost as error:
+                if self._losses >= self.config.fleet.restarts:
+                    raise
+                report = self._mended(session, report, error)
+
+    def _mended(self, session: Session, report: RoundReport | None, error: ActorsLost) -> RoundReport | None:
+        """Rebuild what was lost; returns the report that callbacks have not seen, or not all of them.
+
+        For them it is a rollback by a round at most, or to the last checkpoint.
+        """
+        run = self.live
+        self._checkpoints.abandon()  # a shard of it may be lost
+        mended = session.mend(run.round)
+        if mended is not None:
+            now = mended.round
+            report = mended.report or report
+            done = run.round if report is None else report.round - 1
+            run.directory.flush(done)  # rows that wait for a checkpoint are good
+            run.directory.truncate(done)
+        else:
+            report = None
+            done, checkpoint = self.last_checkpoint()
+            run.round = now = done
+            try:
+                session.go_back(checkpoint, done)
+            except DamagedFile as damage:
+                raise _DamagedCheckpoint(str(damage)) from damage
+        self._losses += 1  # what cannot be mended is counted by `rounds`, which begins another session
+        run.round, run.stop_reason = done, None
+        run.emit("on_rollback", done)
+        run.note(f"Lost an actor ({error}); resuming from round {now}.")
+        run.emit("on_session", session.describe())
+        return report
+
     def _session(self, checkpoint: Checkpoint | None, shrink: bool) -> Session:
         if self.config.fleet.backend == "in_process":
             return InProcessSession(self.plan, checkpoint)
-        return RaySession(self.plan, checkpoint, shrink=shrink, data=self.data, place=self.place)
+        return RaySession(
+            self.plan, checkpoint, shrink=shrink, data=self.data, place=self.place, say=self.live.note
+        )
 
     def _ray(self) -> AbstractContextManager[str]:
         if self.config.fleet.backend == "in_process":
-            return nullcontext("this process")
+            return _in_order("this process")
         return connected(self.config.fleet, name=self.plan.title)

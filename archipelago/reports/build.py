@@ -113,7 +113,7 @@ def build_report(request: ReportRequest, labels: Labels = registered_labels) -> 
             f"Cannot write the report into {folder} ({error.strerror}): choose another folder with out=..."
         )
         raise UserError(message) from error
-    figures, text, warning = _page_that_fits(groups, tables, request.paths)
+    figures, text, warning = _page_that_fits(groups, tables, request.paths, folder)
     texts = {"table.md": markdown(tables), "table.tex": latex(tables), "table.csv": as_csv(tables)}
     if cited := _cited(tables):
         texts["references.bib"] = bibtex(cited)
@@ -138,20 +138,20 @@ def _refuse_link(folder: Path) -> None:
 
 
 def _page_that_fits(
-    groups: Sequence[Group], tables: Sequence[Table], paths: Sequence[str]
+    groups: Sequence[Group], tables: Sequence[Table], paths: Sequence[str], folder: Path
 ) -> tuple[list[Figure], str, str]:
     """(figures, the page with them, a warning): as many runs are shown from the inside as a browser can bear."""
     title, overview = page_title(groups, paths), result_figures(groups, tables)
     for detailed in (DETAILED, DETAILED // 2, 1, 0):
         figures, notes = collect_figures(groups, tables, overview, detailed)
-        text = page(title, groups, tables, figures, notes)
+        text = page(title, groups, tables, figures, notes, folder)
         if len(text) < _LARGEST_PAGE:
             return figures, text, ""
     warning = (
         f"The page has {len(text) / 1e6:.1f} MB with no run shown from the inside: browsers may be slow with it; "
         "ask for fewer runs at a time."
     )
-    return figures, page(title, groups, tables, figures, [*notes, warning]), warning
+    return figures, page(title, groups, tables, figures, [*notes, warning], folder), warning
 
 
 def _cited(tables: Sequence[Table]) -> list[str]:

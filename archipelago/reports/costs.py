@@ -9,7 +9,8 @@ import struct
 from pathlib import Path
 from urllib.parse import unquote
 
-from archipelago.reports.groups import Group, mean
+from archipelago.reports.groups import Group
+from archipelago.reports.repeats import mean
 
 COSTS = {
     "models_stored": "models stored",
@@ -18,10 +19,12 @@ COSTS = {
     "gradients": "samples trained on",
     "forwards": "samples evaluated",
     "computation": "computation",
+    "megabytes_up": "MB delivered",
     "megabytes": "MB moved",
     "seconds_per_round": "s per round",
     "minutes": "minutes",
 }
+WITH_TRANSFORMS = ("megabytes_up",)  # counted where updates are transformed, and nowhere else
 
 
 def costs(group: Group) -> dict[str, float]:
@@ -34,7 +37,11 @@ def costs(group: Group) -> dict[str, float]:
             found[name] = mean(values)
     size = model_size(finished[0].path) if finished else None
     if size is not None and {"models_down", "models_up"} <= set(found):
-        found["megabytes"] = (found["models_down"] + found["models_up"]) * size * 4 / 1e6
+        up = found["models_up"] * size * 4 / 1e6
+        sent = [row["cost_bytes_up"] for run in finished for row in run.metrics if "cost_bytes_up" in row]
+        if sent:  # what transforms made of updates: the bytes that really left
+            up = found["megabytes_up"] = mean(sent) / 1e6
+        found["megabytes"] = found["models_down"] * size * 4 / 1e6 + up
     seconds = [[row["total"] for row in run.timings if "total" in row] for run in finished]
     if any(seconds):
         found["seconds_per_round"] = statistics.median(value for each in seconds for value in each)

@@ -1,4 +1,4 @@
-"""Figures of the inside of a method: mixture weights, models on distributions, levels."""
+"""Figures of the inside of a method: mixture weights, models on distributions, levels, parts that add up."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from archipelago.reports.centres import centre_columns
 from archipelago.reports.federation import SHOWN, read_federation
 from archipelago.reports.figures import FIGURES, Figure, chosen_of, evenly, numbers
 from archipelago.reports.figures_results import level_rounds
+from archipelago.reports.health import parts_of
 from archipelago.reports.palette import PALETTE
 from archipelago.reports.run_tables import Labels, ground_truth
 from archipelago.runs.files import RunFiles
 
 _WEIGHT_ROUNDS = 60
+_PARTS = {
+    "accuracy": ("accuracy alone (%)", 100.0, "Test accuracy of each part alone, over the clients that have it."),
+    "variance": ("share of the logits' variance", 1.0, "Covariance of a part's logits with the sum's, as a share of "
+                 "the sum's variance among classes: shares add up to one; one below zero works against the others."),
+    "norm": ("norm / norm of a fresh model", 1.0, "A part far below 1 is as good as empty."),
+}  # fmt: skip
 
 
 @FIGURES.register(
@@ -97,6 +104,24 @@ def distributions(run: RunFiles, beside: int = 1) -> list[Figure]:
                 "names": None}  # fmt: skip
         figures.append(Figure("distributions", "inside", "Models on distributions", f"After round {rows[-1]['round']}. "
                               + about, "heatmap", data))  # fmt: skip
+    return figures
+
+
+@FIGURES.register("parts", "norm, accuracy and share of each part that adds up", label="Parts")
+def parts(run: RunFiles, beside: int = 1) -> list[Figure]:
+    """Whether CAM's two parts, or FeMAM's levels, both do something."""
+    measured = parts_of(run)
+    figures = []
+    for key, (words, scale, about) in _PARTS.items():
+        series = []
+        for at, (part, rows) in enumerate(measured.items()):
+            known = [row for row in rows if key in row]
+            series.append({"name": f"{part.replace('_', ' ')} part", "x": [row["round"] for row in known],
+                           "y": numbers(scale * row[key] for row in known), "low": None, "high": None, "marks": [],
+                           "color": at, "dash": 0})  # fmt: skip
+        if any(one["x"] for one in series):
+            data = {"x": "round", "y": words, "series": series}
+            figures.append(Figure("parts", "inside", "Parts", about, "lines", data, {"measure": words}))
     return figures
 
 

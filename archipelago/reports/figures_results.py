@@ -15,7 +15,9 @@ import numpy as np
 from archipelago.core.vocabulary import Column, Vocabulary, merged
 from archipelago.reports.costs import model_size
 from archipelago.reports.figures import FIGURES, Figure, numbers, short
-from archipelago.reports.groups import Group, by_block, mean, std
+from archipelago.reports.groups import Group, by_block
+from archipelago.reports.guessing import GUESSES, guessing
+from archipelago.reports.repeats import Repeat, mean, repeat_of, spread_over, std, units
 from archipelago.reports.tables import Cell, Table
 from archipelago.runs.files import RunFiles
 
@@ -115,12 +117,36 @@ def _convergence(problem: Problem, each: Column) -> list[Figure]:
     if not series:
         return []
     marked = any(one["marks"] for one in series)
-    about = "Test data, mean over seeds; the band is one standard deviation." + (
+    over = spread_over(repeat_of(run) for group in problem.groups for run in group.shown)
+    about = f"Test data, mean over {over}; the band is one standard deviation." + (
         " A dotted line is a round in which the first seed added a level of models." if marked else ""
     )
+    if guesses := _guess_lines(problem, each, series):
+        series += guesses
+        about += " A grey line is what guessing scores, without any training."
     data = {"x": "round", "y": each.label, "series": series}
     return [Figure("convergence", "results", "Convergence", about, "lines", data,
                    {"problem": problem.title, "metric": each.label})]  # fmt: skip
+
+
+def _guess_lines(problem: Problem, each: Column, series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What always predicting the most frequent class scores: a level line for each way of guessing."""
+    rounds = sorted({x for one in series for x in one["x"]})
+    found: dict[Repeat, dict[str, dict[str, float]]] = {}
+    for group in problem.groups:
+        found = {repeat_of(run): guessing(run) for run in group.shown} | found
+    lines = []
+    for dash, (kind, label) in enumerate(GUESSES.items(), start=1):
+        values = {
+            key: guessed[kind][each.name]
+            for key, guessed in found.items()
+            if each.name in guessed.get(kind, {})
+        }
+        if values:
+            level = each.scale * mean(list(units(values).values()))
+            lines.append({"name": label, "x": rounds, "y": numbers([level] * len(rounds)), "low": None, "high": None,
+                          "marks": [], "color": -1, "dash": dash})  # fmt: skip
+    return lines
 
 
 def level_rounds(run: RunFiles) -> list[int]:

@@ -1,16 +1,12 @@
-"""Runs that differ by their seed alone are a group: one row of a table, one curve with a band."""
+"""Runs that differ by their seeds alone are a group: one row of a table, one curve with a band."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from archipelago.core.dotted import dotted
 from archipelago.core.vocabulary import (
@@ -22,18 +18,19 @@ from archipelago.core.vocabulary import (
     of_run,
     registered_labels,
 )
+from archipelago.reports.guessing import guessing, lift
 from archipelago.reports.names import setting_text, value_text
+from archipelago.reports.repeats import Repeat, mean, repeat_of, std, units
 from archipelago.reports.summary import figures_of
 from archipelago.runs.files import RunFiles
 from archipelago.runs.sweeps import Trial
 
-Values = npt.NDArray[np.float64]
 _AUTO = "auto"  # stands for the K that each seed chose for itself
 
 # Settings that never tell two groups apart: where a run lives, how it was executed, what it wrote down.
-_ELSEWHERE = ("seed", "name", "storage", "fleet.", "checkpoint.", "records.", "idle_rounds", "choose_clusters",
-              "data.root", "data.download", "data.cache", "data.mapped", "partition.cache", "tensorboard",
-              "local.executor", "local.engine", "local.normalise", "local.trainer", "local.chunk",
+_ELSEWHERE = ("seed", "partition.seed", "name", "storage", "fleet.", "checkpoint.", "records.", "idle_rounds",
+              "choose_clusters", "data.root", "data.download", "data.cache", "data.mapped", "partition.cache",
+              "tensorboard", "local.executor", "local.engine", "local.normalise", "local.trainer", "local.chunk",
               "local.convolution", "local.compile", "determinism", "sweep.")  # fmt: skip
 # Settings that runs of earlier versions do not have, and the value that says what those did.
 _ADDED = {"precision": "32"}
@@ -70,18 +67,18 @@ class Group:
 
     @cached_property
     def counted(self) -> list[RunFiles]:
-        """The finished runs; of two runs of one seed the first counts."""
-        return _one_of_each_seed(run for run in self.runs if run.status.state == "finished")
+        """The finished runs; of two runs of one partition and seed the first counts."""
+        return _one_of_each(run for run in self.runs if run.status.state == "finished")
 
     @cached_property
     def shown(self) -> list[RunFiles]:
         """The runs that curves are drawn from: those that count, or, while there are none, those that have begun."""
-        return self.counted or _one_of_each_seed(run for run in self.runs if run.metrics)
+        return self.counted or _one_of_each(run for run in self.runs if run.metrics)
 
     @cached_property
-    def finished(self) -> dict[int, dict[str, Any]]:
-        """Seed -> final metrics of the runs that count."""
-        return {_seed(run): figures_of(run) for run in self.counted}
+    def finished(self) -> dict[Repeat, dict[str, Any]]:
+        """Final metrics of the runs that count."""
+        return {repeat_of(run): figures_of(run) for run in self.counted}
 
     @cached_property
     def has_no_rank(self) -> bool:
@@ -115,26 +112,39 @@ class Group:
         return int(self.config["clusters"]) if "clusters" in self.config else None
 
     @cached_property
-    def _chosen(self) -> dict[int, list[int]]:
+    def _chosen(self) -> dict[int, list[Repeat]]:
         """K -> the seeds that chose it, where each chose its own; empty where K was given."""
-        found: dict[int, list[int]] = {}
+        found: dict[int, list[Repeat]] = {}
         for run in self.runs if self.settings.get("clusters") == _AUTO else []:
-            found.setdefault(int(run.setting("clusters")), []).append(_seed(run))
+            found.setdefault(int(run.setting("clusters")), []).append(repeat_of(run))
         return found
 
-    def by_seed(self, metric: str) -> dict[int, float]:
-        """Seed -> the mean of a metric over the last evaluations of its run, where it was measured."""
-        values = ((seed, found["final"].get(metric)) for seed, found in sorted(self.finished.items()))
-        return {seed: float(value) for seed, value in values if isinstance(value, int | float)}
+    def by_repeat(self, metric: str) -> dict[Repeat, float]:
+        """The mean of a metric over the last evaluations of each run, where it was measured."""
+        values = ((repeat, found["final"].get(metric)) for repeat, found in sorted(self.finished.items()))
+        return {repeat: float(value) for repeat, value in values if isinstance(value, int | float)}
+
+    @cached_property
+    def guessed(self) -> dict[Repeat, dict[str, dict[str, float]]]:
+        """What guessing is worth on the data of each run that counts."""
+        return {repeat_of(run): found for run in self.counted if (found := guessing(run))}
+
+    def lift(self, metric: str) -> float | None:
+        """Mean of how far each run is above guessing; None where that cannot be said of all of them."""
+        found = {
+            key: lift(each["final"], self.guessed.get(key, {}), metric) for key, each in self.finished.items()
+        }
+        known = {key: value for key, value in found.items() if value is not None}
+        return mean(list(units(known).values())) if known and len(known) == len(found) else None
 
     def mean(self, metric: str) -> float | None:
-        """Mean over seeds; None where nothing was measured."""
-        values = list(self.by_seed(metric).values())
+        """Mean over partitions, or over the starts of one; None where nothing was measured."""
+        values = list(units(self.by_repeat(metric)).values())
         return mean(values) if values else None
 
     def std(self, metric: str) -> float | None:
-        """Standard deviation over seeds (ddof 0, as the papers' tables); None of fewer than two."""
-        values = list(self.by_seed(metric).values())
+        """Standard deviation over the same (ddof 0, as the papers' tables); None of fewer than two."""
+        values = list(units(self.by_repeat(metric)).values())
         return std(values) if len(values) > 1 else None
 
     @cached_property
@@ -156,16 +166,17 @@ class Group:
             if reported is not None and reported.status in ("stopped", "failed"):
                 state, why = reported.status, reported.reason or why
             done = f"{state} after {run.status.rounds_done} rounds"
-            words.append(_words(run.setting("seed"), done, why))
+            words.append(_words(repeat_of(run), done, why))
         for run in self.runs:
             if run.edited is not None:
-                words.append(
-                    _words(run.setting("seed"), f"changed since it was made: {run.edited}", "no rank")
-                )
+                words.append(_words(repeat_of(run), f"changed since it was made: {run.edited}", "no rank"))
+        for run in self.runs:
+            if run.altered is not None:
+                words.append(_words(repeat_of(run), f"changed since it was made: {run.altered}", ""))
         for run in self.counted:
             if run.dropped_share:
                 lost = f"{share_text(run.dropped_share)} of the updates were not finite and were dropped"
-                words.append(_words(run.setting("seed"), lost, "no rank" if run.ended_idle else ""))
+                words.append(_words(repeat_of(run), lost, "no rank" if run.ended_idle else ""))
         return "; ".join(words)
 
 
@@ -179,34 +190,16 @@ def share_text(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _seed(run: RunFiles) -> int:
-    return int(run.setting("seed") or 0)
-
-
-def _one_of_each_seed(runs: Iterable[RunFiles]) -> list[RunFiles]:
-    found: dict[int, RunFiles] = {}
+def _one_of_each(runs: Iterable[RunFiles]) -> list[RunFiles]:
+    found: dict[Repeat, RunFiles] = {}
     for run in runs:
-        found.setdefault(_seed(run), run)
+        found.setdefault(repeat_of(run), run)
     return list(found.values())
 
 
 def _words(seed: Any, what: str, why: str) -> str:
     text = f"seed {seed}: {what}" if seed is not None else what
     return f"{text} ({' '.join(why.split())})" if why else text
-
-
-def mean(values: Sequence[float]) -> float:
-    """The exactly rounded mean; not finite where a value is not."""
-    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else float(np.mean(values))
-
-
-def std(values: Sequence[float]) -> float:
-    """
-    >>> std([1.0, 3.0])
-    1.0
-    """
-    centre = mean(values)
-    return math.sqrt(mean([(value - centre) ** 2 for value in values]))
 
 
 @dataclass
@@ -304,7 +297,7 @@ def _taken_over(run: RunFiles) -> dict[str, str]:
 
 
 def _labelled(entries: Sequence[_Entry], labels: Labels) -> list[Group]:
-    varying = _varying([entry.settings for entry in entries])
+    varied = varying([entry.settings for entry in entries])
     words = [merged(of_run(run.path, labels) for run in entry.runs) for entry in entries]
     everything = merged(
         words
@@ -312,7 +305,7 @@ def _labelled(entries: Sequence[_Entry], labels: Labels) -> list[Group]:
     groups = []
     for entry, vocabulary in zip(entries, words, strict=True):
         settings = entry.settings
-        chosen = {key: settings[key] for key in varying if key in settings}
+        chosen = {key: settings[key] for key in varied if key in settings}
         problem = [setting_text(key, value) for key, value in chosen.items()
                    if key.startswith(_PROBLEM) and key not in ("data.name", "partition.name")]  # fmt: skip
         own = [setting_text(key, value) for key, value in chosen.items()
@@ -329,7 +322,7 @@ def _labelled(entries: Sequence[_Entry], labels: Labels) -> list[Group]:
     return groups
 
 
-def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys that do not have one value in all groups that have them."""
     values: dict[str, set[str]] = {}
     for each in settings:

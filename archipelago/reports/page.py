@@ -13,16 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from archipelago.core.dotted import dotted
+from archipelago.core.readings import HEADINGS
 from archipelago.core.vocabulary import merged
 from archipelago.reports import palette
 from archipelago.reports.figures import FIGURES, SECTIONS, Figure
 from archipelago.reports.figures_results import title_of
-from archipelago.reports.groups import Group
+from archipelago.reports.groups import Group, by_block
+from archipelago.reports.page_runs import behind, differences, linked, rows_differ_in, shared
 from archipelago.reports.summary import computed_on
-from archipelago.reports.table_text import grid, mean_text
+from archipelago.reports.table_text import fold_of, folds, grid, mean_text
 from archipelago.reports.tables import Table
+from archipelago.runs.files import RunFiles
 
 _EVENTS = 40  # shown of one run
+_SENTENCES = 2  # about devices, at the top; all are in the set-up
+_SHIFTS = ("rotations", "label_swaps", "colours", "noises")
 
 
 def page(
@@ -31,12 +36,16 @@ def page(
     tables: Sequence[Table],
     figures: Sequence[Figure],
     notes: Sequence[str],
+    folder: Path,
 ) -> str:
-    """The whole file."""
+    """The whole file; `folder` is where it will be, so that it can link to the runs."""
     here = Path(__file__).parent
-    sections = [_tables(tables), *_figure_sections(figures), _setup(groups, notes)]
+    names = {id(group): _name(group, groups) for group in groups}
+    runs = behind(groups, tables, names, folder)
+    sections = [_tables(tables, groups), *_figure_sections(figures), runs, _setup(groups, notes, names)]
     links = [("tables", "Tables"), *((name, words) for name, words in SECTIONS.items()
-             if any(figure.section == name for figure in figures)), ("setup", "Set-up")]  # fmt: skip
+             if any(figure.section == name for figure in figures)), *([("runs", "Runs")] if runs else []),
+             ("setup", "Set-up")]  # fmt: skip
     nav = "".join(f'<a href="#{name}">{words}</a>' for name, words in links)
     return "\n".join([
         "<!DOCTYPE html>",
@@ -47,7 +56,9 @@ def page(
         "style-src 'unsafe-inline'; img-src data: blob:; connect-src 'none'\">",
         f"<title>{_text(title)}</title>",
         f"<style>{(here / 'page.css').read_text(encoding='utf-8')}</style></head><body>",
-        f"<header><h1>{_text(title)}</h1><p>{_text(_lead(groups))}</p>{_tiles(groups, tables)}</header>",
+        f"<header><h1>{_text(title)}</h1><p>{_text(_lead(groups))}</p>",
+        *(f'<p class="computed">{_text(sentence)}</p>' for sentence in _computed_on(groups)[:_SENTENCES]),
+        f"{_tiles(groups, tables)}</header>",
         f'<nav><div>{nav}<button id="theme" type="button" aria-label="Light or dark">◐ theme</button></div></nav>',
         '<main><div id="problem" role="alert"></div>',
         "<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>",
@@ -58,6 +69,7 @@ def page(
         f'<script type="application/octet-stream" id="library">{_library()}</script>',
         f'<script type="application/json" id="colors">{json.dumps(palette.for_page())}</script>',
         f"<script>{(here / 'page.js').read_text(encoding='utf-8')}</script>",
+        f"<script>{(here / 'page_tools.js').read_text(encoding='utf-8')}</script>",
         "</body></html>",
     ])  # fmt: skip
 
@@ -105,7 +117,25 @@ def _lead(groups: Sequence[Group]) -> str:
     clients = sorted({run.setting("clients") for run in runs if run.setting("clients") is not None})
     shown = ", ".join(methods[:6]) + (f" and {len(methods) - 6} more" if len(methods) > 6 else "")
     many = "–".join(map(str, dict.fromkeys([clients[0], clients[-1]]))) if clients else "?"
-    return f"{shown} on {', '.join(data)}, {many} clients."
+    return f"{shown} on {', '.join(data)}{_shifted(runs)}, {many} clients."
+
+
+def _shifted(runs: Sequence[RunFiles]) -> str:
+    """What makes groups of clients different, where all runs have the same of it."""
+    found = {
+        tuple(
+            (name, run.setting(f"data.{name}")) for name in _SHIFTS if (run.setting(f"data.{name}") or 1) > 1
+        )
+        for run in runs
+    }
+    if len(found) != 1:
+        return ""
+    return "".join(f" with {count} {name.replace('_', ' ')}" for name, count in found.pop())
+
+
+def _name(group: Group, groups: Sequence[Group]) -> str:
+    """A group as a heading: with its problem where there are several."""
+    return title_of(group) if len(by_block(groups)) == 1 else f"{title_of(group)} on {group.block}"
 
 
 def _tiles(groups: Sequence[Group], tables: Sequence[Table]) -> str:
@@ -116,7 +146,7 @@ def _tiles(groups: Sequence[Group], tables: Sequence[Table]) -> str:
     tiles = [(f"{finished} of {len(runs) + lost}", "runs finished")]
     if rounds:
         tiles.append(("–".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))), "rounds"))
-    seeds = sorted({seed for group in groups for seed in group.finished})
+    seeds = sorted({repeat for group in groups for repeat in group.finished})
     if seeds:
         tiles.append(
             (str(len(seeds)), f"seed{'s' if len(seeds) != 1 else ''}: {', '.join(map(str, seeds[:6]))}")
@@ -148,32 +178,40 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _tables(tables: Sequence[Table]) -> str:
+def _tables(tables: Sequence[Table], groups: Sequence[Group]) -> str:
     parts = ['<section id="tables"><h2>Tables</h2><div class="cards">']
     for table in tables:
-        header = grid(table)[0]
+        header, kinds = grid(table)[0], folds(table)
+        labels = {metric.label for metric in table.metrics}
         body = []
-        marked = [
-            column for column, name in enumerate(header) if name in {metric.label for metric in table.metrics}
-        ]
-        for row in grid(table, lambda text, rank: f"{rank or 0}|{text}")[1:]:
+        lines = grid(table, lambda text, rank: f"{rank or 0}|{text}")[1:]
+        for row, line in zip([*table.rows, *table.guesses], lines, strict=True):
             cells = []
-            for column, cell in enumerate(row):
-                if column in marked:
+            for name, kind, cell in zip(header, kinds, line, strict=True):
+                if name in labels:
                     rank, _, text = cell.partition("|")
-                    name = {"1": "main first", "2": "main second"}.get(rank, "main")
-                    cells.append(f'<td class="{name}">{_text(text)}</td>')
+                    mark = {"1": "main first", "2": "main second"}.get(rank, "main")
+                    cells.append(f'<td class="{f"{mark} {kind}".strip()}">{linked(text, row, groups)}</td>')
                 else:  # a narrow screen may break a method before an add-on, and nowhere else
-                    cells.append(f"<td>{_text(cell).replace('+', '<wbr>+')}</td>")
+                    cells.append(f"<td{_kind(kind)}>{_text(cell).replace('+', '<wbr>+')}</td>")
             body.append(f"<tr>{''.join(cells)}</tr>")
-        heads = "".join(f"<th>{_text(name)}</th>" for name in header)
-        notes = "".join(f"<li>{_text(note)}</li>" for note in table.notes)
+        heads = "".join(
+            f"<th{_kind(kind)}>{_text(name)}</th>" for name, kind in zip(header, kinds, strict=True)
+        )
+        tools = '<input type="search" placeholder="Filter rows" aria-label="Filter rows">'
+        for kind in dict.fromkeys(filter(None, kinds)):
+            tools += f'<button type="button" data-fold="{kind}" aria-expanded="false">Show {kind}</button>'
+        notes = "".join(f"<li{_kind(fold_of(note))}>{_text(note)}</li>" for note in table.notes)
         parts.append(
-            f'<div class="card wide"><h3>{_text(table.title)}</h3>'
-            f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>'
+            f'<div class="card wide"><h3>{_text(table.title)}</h3>{rows_differ_in(table)}'
+            f'<div class="tools" hidden>{tools}</div><div class="scroll"><table><thead><tr>{heads}</tr></thead>'
             f'<tbody>{"".join(body)}</tbody></table></div><ul class="notes">{notes}</ul></div>'
         )
     return "".join([*parts, "</div></section>"])
+
+
+def _kind(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""
 
 
 def _figure_sections(figures: Sequence[Figure]) -> Iterable[str]:
@@ -197,37 +235,40 @@ def _figure_sections(figures: Sequence[Figure]) -> Iterable[str]:
 # Set-up -----------------------------------------------------------------------------------------------------
 
 
-def _setup(groups: Sequence[Group], notes: Sequence[str]) -> str:
+def _setup(groups: Sequence[Group], notes: Sequence[str], names: Mapping[int, str]) -> str:
     parts = [
         '<section id="setup"><h2>Set-up, cost and warnings</h2><div class="cards"><div class="card wide">'
     ]
     parts += [f"<p>{_text(note)}</p>" for note in [*notes, *_computed_on(groups)]]
-    shared = _shared([dotted(run.config, keep_empty=True) for group in groups for run in group.runs])
-    if shared:
-        parts.append(_block("Settings that all runs share", shared, is_open=len(groups) == 1))
+    parts.append(differences(groups, names))
+    same = shared([dotted(run.config, keep_empty=True) for group in groups for run in group.runs])
+    if same:
+        parts.append(_block("Settings that all runs share", same, is_open=len(groups) == 1))
     own = [
-        (f"{title_of(group)} on {group.block}", {key: value for key, value in group.settings.items()
-                                                 if shared.get(key, object()) != value})
+        (names[id(group)], {key: value for key, value in group.settings.items() if same.get(key, object()) != value})
         for group in groups if group.settings
     ]  # fmt: skip
     if len(own) > 1:
         inner = "".join(_block(title, content) for title, content in own)
         parts.append(f"<details><summary>Settings of each of {len(own)} groups</summary>{inner}</details>")
+    parts += _readings(groups)
     environments = _environments(groups)
     parts += [_block(f"Environment{words}", content) for words, content in environments]
     parts.append(_events(groups))
     return "".join([*parts, "</div></div></section>"])
 
 
-def _shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    if not settings:
-        return {}
-    first, *others = settings
-    return {
-        key: value
-        for key, value in first.items()
-        if all(other.get(key, object()) == value for other in others)
-    }
+def _readings(groups: Sequence[Group]) -> Iterable[str]:
+    """How the papers of the methods were read, as the runs wrote it down."""
+    words = merged(group.vocabulary for group in groups)
+    heads = "".join(f"<th>{_text(name)}</th>" for name in HEADINGS.values())
+    for name, rows in words.readings.items():
+        body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row.row())}</tr>" for row in rows)
+        title = f"Readings of {words.methods.get(name, name)}: where paper and code are silent or differ"
+        yield (
+            f'<details class="readings"><summary>{_text(title)}</summary><div class="scroll"><table><thead><tr>{heads}'
+            f"</tr></thead><tbody>{body}</tbody></table></div></details>"
+        )
 
 
 def _environments(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:

@@ -18,9 +18,15 @@ from archipelago.core.files import write_whole
 from archipelago.core.program import program
 from archipelago.core.vocabulary import Vocabulary, of_run
 from archipelago.reports.centres import centre_columns, centre_metrics
+from archipelago.reports.health import concerns
 from archipelago.runs.files import Row, RunFiles
 
 _KINDS = {"micro": "weighted", "macro": "plain mean", "worst10": "worst 10%", "std": "std"}
+_JUDGED = {
+    "groups": "against the ground-truth groups",
+    "distances": "by the distances they are made of",
+    "labels": "by classes",
+}
 _SHOWN_EVENTS = 20
 
 
@@ -53,7 +59,7 @@ def print_table(path: str | Path, stream: TextIO | None = None) -> None:
     figures = figures_of(run)
     words = of_run(run.path)
     blocks = _blocks(figures, words)
-    facts = _facts(figures, words)
+    facts = [*_facts(figures, words), *concerns(run)]
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
         from rich.console import Console
         from rich.table import Table
@@ -93,6 +99,8 @@ def figures_of(run: RunFiles) -> dict[str, Any]:
     names = dict.fromkeys(name for row in last for name in row if name != "round")
     final = {name: mean for name in names if (mean := _mean(row.get(name) for row in last)) is not None}
     final |= centre_metrics(last, of_run(run.path))
+    if last and "epsilon" in last[-1]:
+        final["epsilon"] = last[-1]["epsilon"]  # of the whole run, and no mean
     sizes = [row["cluster_sizes"] for row in run.metrics if "cluster_sizes" in row]
     seconds = [row["total"] for row in run.timings if "total" in row]
     return {
@@ -155,22 +163,29 @@ def _facts(figures: Mapping[str, Any], words: Vocabulary) -> list[str]:
     facts = []
     if figures["cluster_sizes"] is not None:
         text = f"Clusters: {', '.join(map(str, figures['cluster_sizes']))} clients"
-        if "ari" in figures["final"]:
-            agreement = (
-                f"{label} {_number(figures['final'].get(key))}"
-                for key, label in words.summary(over="clusters").items()
-            )
-            text += f"; against the ground-truth groups: {', '.join(agreement)}"
+        for needs, title in _JUDGED.items():
+            specs = [spec for spec in words.shown("summary", over="clusters") if spec.needs == needs]
+            judged = [
+                f"{spec.label} {_number(figures['final'][spec.name])}"
+                for spec in specs
+                if spec.name in figures["final"]
+            ]
+            text += f"; {title}: {', '.join(judged)}" if judged else ""
         facts.append(text + ".")
     down, up = (figures["final"].get(f"cost_models_{way}") for way in ("down", "up"))
     if down is not None and up is not None:
         samples = [f"{figures['final'].get(f'cost_{kind}', 0):,.0f}" for kind in ("gradients", "forwards")]
         stored, work = (figures["final"].get(f"cost_{kind}") for kind in ("models_stored", "computation"))
-        known = stored is not None and work is not None
-        multiples = f"storage {stored:.3g}, computation {work:.3g}, " if known else ""
+        counted = stored is not None and work is not None
+        multiples = f"storage {stored:.3g}, computation {work:.3g}, " if counted else ""
         facts.append(
             f"Cost per participant and round, FedAvg = 1: {multiples}models received {down:.3g} and delivered {up:.3g} "
             f"({samples[0]} samples trained on, {samples[1]} only evaluated)."
+        )
+    if "epsilon" in figures["final"]:
+        facts.append(
+            f"Client-level privacy: epsilon {figures['final']['epsilon']:.3g} at update.delta, of the models that "
+            "clients sent (cluster choices and metrics are not covered)."
         )
     if figures["dropped_share"]:
         facts.append(
@@ -227,7 +242,7 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
         ]
     else:
         lines += ["No round was evaluated yet.", ""]
-    lines += [f"- {fact}" for fact in [*_facts(figures, words), *computed_on(run)]]
+    lines += [f"- {fact}" for fact in [*_facts(figures, words), *concerns(run), *computed_on(run)]]
     lines += ["", "## What happened", ""]
     shown = run.events[-_SHOWN_EVENTS:]
     if len(shown) < len(run.events):

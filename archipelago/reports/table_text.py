@@ -8,11 +8,17 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from archipelago.core.csv_cells import quoted_cell
 from archipelago.core.vocabulary import Column
-from archipelago.reports.costs import COSTS
+from archipelago.reports.costs import COSTS, WITH_TRANSFORMS
+from archipelago.reports.repeats import Repeat
+from archipelago.reports.significance import Paired
+from archipelago.reports.table_notes import COSTS_ARE, LIFT, VS
 from archipelago.reports.tables import Cell, Table, TableRow
 
 PLUS_MINUS = "±"
+_HEADLINE, _SHOWN = 2, 3  # metrics with all that is read first beside them, and metrics that are shown at all
+_FIRST = ("lift", "published", "difference", "rank")
 Style = Callable[[str, int | None], str]  # (text, rank) -> text
 
 
@@ -20,20 +26,44 @@ def _plain(text: str, rank: int | None) -> str:
     return text
 
 
-def grid(table: Table, style: Style = _plain, plus_minus: str = f" {PLUS_MINUS} ") -> list[list[str]]:
-    """The header and the rows of a table as text; a cell that does not exist is empty."""
+def folds(table: Table) -> list[str]:
+    """For each column of `grid` where it is shown: everywhere (""), or where "details" or "costs" are asked for.
+
+    What everybody reads first fits on a screen: the metrics, and of the headline ones lift, published value and rank.
+    """
+    kinds = ["", "", ""]
+    for at, metric in enumerate(table.metrics):
+        kinds.append("" if at < _SHOWN else "details")
+        beside = [title for title, _ in _beside(table, metric)]
+        kinds += ["" if at < _HEADLINE and title in _FIRST else "details" for title in beside]
+    return kinds + ["costs"] * len(table.costs())
+
+
+def fold_of(note: str) -> str:
+    """Which columns a note is about, as `folds` calls them."""
+    return "costs" if note == COSTS_ARE else "details" if note.startswith((VS, "p:")) else ""
+
+
+def grid(
+    table: Table, style: Style = _plain, plus_minus: str = f" {PLUS_MINUS} ", *, brief: bool = False
+) -> list[list[str]]:
+    """The header and the rows of a table as text; a cell that does not exist is empty. Brief: what fits on a screen."""
     header = ["method", "K", "seeds"]
     for each in table.metrics:
         header += [each.label, *(title for title, _ in _beside(table, each))]
     header += [COSTS[name] for name in table.costs()]
-    return [header, *(_line(table, row, style, plus_minus) for row in table.rows)]
+    lines = [header, *(_line(table, row, style, plus_minus) for row in [*table.rows, *table.guesses])]
+    if not brief:
+        return lines
+    kept = [at for at, kind in enumerate(folds(table)) if not kind and header[at] != "lift"]
+    return [[line[at] for at in kept] for line in lines]
 
 
 def _line(table: Table, row: TableRow, style: Style, plus_minus: str) -> list[str]:
     cells = [
         row.label,
         "" if row.clusters is None else str(row.clusters),
-        str(len(row.seeds)) if row.seeds else "",
+        repeats_text(row.repeats),
     ]
     for each in table.metrics:
         cell = row.cells[each.name]
@@ -57,10 +87,17 @@ def _beside(
     def difference(cell: Cell) -> str:
         return "" if cell.difference is None else f"{cell.difference:+.{metric.digits}f}"
 
+    def above(cell: Cell) -> str:
+        return "" if cell.lift is None else f"{cell.lift:+.{metric.digits}f}"
+
+    if table.lifts:
+        columns.append(("lift", above))
     if table.has_published:
         columns += [("published", published), ("difference", difference)]
     if table.compares:
         columns.append(("rank", lambda cell: "" if cell.rank is None else str(cell.rank)))
+    if table.pairs:
+        columns.append((f"vs {table.compared}", lambda cell: paired_text(cell.paired, metric)))
     if table.tests:
         columns.append(("p", lambda cell: p_text(cell.p)))
     return columns
@@ -74,6 +111,29 @@ def mean_text(
         return ""
     text = f"{value:.{metric.digits}f}"
     return text if spread is None else f"{text}{plus_minus}{spread:.{metric.digits}f}"
+
+
+def repeats_text(repeats: Sequence[Repeat]) -> str:
+    """How many runs a row stands for: `3`, or `3 x 2` for two starts on each of three partitions.
+
+    >>> repeats_text([Repeat(0, 0), Repeat(1, 1)]), repeats_text([Repeat(p, s) for p in (0, 1, 2) for s in (0, 1)])
+    ('2', '3 x 2')
+    """
+    partitions, starts = (len({each[at] for each in repeats}) for at in (0, 1))
+    if min(partitions, starts) > 1 and partitions * starts == len(repeats):
+        return f"{partitions} x {starts}"
+    return str(len(repeats)) if repeats else ""
+
+
+def paired_text(found: Paired | None, metric: Column) -> str:
+    """
+    >>> paired_text(Paired(0.83, -0.5, 2.0, 2, 1, 3), Column("micro_accuracy", "accuracy (%)", 100.0, True, 2))
+    '+0.83 [-0.50, +2.00] 2/1'
+    """
+    if found is None:
+        return ""
+    mean, low, high = (f"{value:+.{metric.digits}f}" for value in (found.mean, found.low, found.high))
+    return f"{mean} [{low}, {high}] {found.wins}/{found.losses}"
 
 
 def p_text(value: float | None) -> str:
@@ -95,25 +155,31 @@ def _amount(value: float | None) -> str:
 # Terminal ---------------------------------------------------------------------------------------------------
 
 
-def print_tables(tables: Sequence[Table], stream: TextIO) -> None:
-    """Tables with lines and colours on a terminal, aligned plain text elsewhere."""
+def print_tables(tables: Sequence[Table], stream: TextIO, brief: bool = False) -> None:
+    """Tables with lines and colours on a terminal, aligned plain text elsewhere; brief ones fit on a screen."""
     fancy = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
     for table in tables:
         if fancy:
-            _print_drawn(table, stream)
+            _print_drawn(table, stream, brief)
         else:
-            lines = grid(table)
+            lines = grid(table, brief=brief)
             widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
             print(table.title, file=stream)
             for line in lines:
                 rest = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
                 print("  ".join(["", line[0].ljust(widths[0]), *rest]).rstrip(), file=stream)
         for note in table.notes:
-            print(f"  {note}", file=stream)
+            if not (brief and (fold_of(note) or note.startswith(LIFT))):
+                print(f"  {note}", file=stream)
+        if brief and any(folds(table)):
+            print(
+                "  Lifts, paired differences, tests, further metrics and costs are in the report.",
+                file=stream,
+            )
         print(file=stream)
 
 
-def _print_drawn(table: Table, stream: TextIO) -> None:
+def _print_drawn(table: Table, stream: TextIO, brief: bool) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table as Drawn
@@ -122,7 +188,7 @@ def _print_drawn(table: Table, stream: TextIO) -> None:
         return {1: f"[bold green]{text}[/]", 2: f"[underline]{text}[/]"}.get(rank or 0, text) if text else ""
 
     drawn = Drawn(title=escape(table.title), title_justify="left", title_style="bold")
-    header, *rows = grid(table, style)
+    header, *rows = grid(table, style, brief=brief)
     for position, name in enumerate(header):
         drawn.add_column(escape(name), justify="right" if position else "left")
     for row in rows:
@@ -238,23 +304,38 @@ def _close(notes: Sequence[str]) -> list[str]:
 def as_csv(tables: Sequence[Table]) -> str:
     """One line per row and metric, with every digit; an empty cell is a number that does not exist."""
     names = ["problem", "method", "clusters", "metric", "mean", "std", "seeds", "values", "rank", "p", "published_mean",
-             "published_std", "published_in", "difference", *COSTS, "note"]  # fmt: skip
+             "published_std", "published_in", "difference", "lift", "compared_with", "paired", "paired_low",
+             "paired_high", "wins", "losses", *_csv_costs(tables), "note"]  # fmt: skip
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
     for table in tables:
-        for row in table.rows:
+        for row in [*table.rows, *table.guesses]:
             for metric in table.metrics:
-                writer.writerow(_csv_cells(table, row, metric))
+                writer.writerow(_csv_cells(table, row, metric, _csv_costs(tables)))
     return text.getvalue()
 
 
-def _csv_cells(table: Table, row: TableRow, metric: Column) -> list[object]:
+def _csv_costs(tables: Sequence[Table]) -> list[str]:
+    """The columns of costs: the same in every file, but for what only runs with transforms have."""
+    return [
+        name for name in COSTS if name not in WITH_TRANSFORMS or any(name in each.costs() for each in tables)
+    ]
+
+
+def _csv_cells(table: Table, row: TableRow, metric: Column, costs: Sequence[str]) -> list[object]:
     cell = row.cells[metric.name]
     printed = cell.published
-    values = row.by_seed(metric.name)
+    values, paired = row.by_repeat(metric.name), cell.paired
+    compared: list[object] = [""] * 6
+    if paired is not None:
+        compared = [table.compared, paired.mean, paired.low, paired.high, paired.wins, paired.losses]
     shown = [table.title, row.label, row.clusters, metric.label, cell.mean, cell.std,
              " ".join(map(str, values)), " ".join(repr(metric.scale * value) for value in values.values()),
              cell.rank, cell.p, printed and printed.mean, printed and printed.std, printed and printed.where,
-             cell.difference, *(row.costs.get(name) for name in COSTS), row.note]  # fmt: skip
-    return ["" if value is None else value for value in shown]
+             cell.difference, cell.lift, *compared, *(row.costs.get(name) for name in costs), row.note]  # fmt: skip
+    text = (0, 1, 3, 12, 15, len(shown) - 1)  # what people may have written; all else are numbers
+    return [
+        "" if value is None else quoted_cell(str(value)) if at in text else value
+        for at, value in enumerate(shown)
+    ]

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from archipelago.core.citations import CITATIONS
 from archipelago.core.errors import UserError
 from archipelago.core.registry import nearest
 from archipelago.core.vocabulary import Column, Vocabulary, merged
 from archipelago.reports.centres import centre_columns, is_of_centres
+from archipelago.reports.chosen import chosen_notes
 from archipelago.reports.costs import COSTS, costs
 from archipelago.reports.groups import Group, by_block
-from archipelago.reports.published import Published, deviations, published_for, rows_of
-from archipelago.reports.significance import TESTS, holm, paired_p
+from archipelago.reports.guessing import GUESSES
+from archipelago.reports.published import Published, published_for, rows_of
+from archipelago.reports.repeats import Repeat, matched, mean, std, units
+from archipelago.reports.significance import Paired, holm, paired_difference, paired_p
+from archipelago.reports.table_notes import notes_of
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Cell:
     rank: int | None = None
     p: float | None = None
     published: Published | None = None
+    lift: float | None = None  # above always guessing the client's most frequent class
+    paired: Paired | None = None  # to the row that others are compared with
 
     @property
     def difference(self) -> float | None:
@@ -41,7 +47,7 @@ class TableRow:
 
     label: str
     clusters: int | None
-    seeds: tuple[int, ...]
+    repeats: tuple[Repeat, ...]
     cells: Mapping[str, Cell]
     costs: Mapping[str, float]
     note: str = ""
@@ -50,11 +56,11 @@ class TableRow:
         None  # of a row about one ground-truth distribution: stands for `*` in a metric's name
     )
 
-    def by_seed(self, name: str) -> dict[int, float]:
-        """Seed -> value of one of the table's metrics."""
+    def by_repeat(self, name: str) -> dict[Repeat, float]:
+        """The values of one of the table's metrics."""
         if self.group is None:
             return {}
-        return self.group.by_seed(
+        return self.group.by_repeat(
             name if self.distribution is None else name.replace("*", str(self.distribution))
         )
 
@@ -71,6 +77,8 @@ class Table:
         None  # the metric on validation data that ranks go by, instead of each column's own
     )
     ranked: bool = True  # rows compete with each other
+    guesses: Sequence[TableRow] = ()  # what guessing is worth, which competes with nobody
+    compared: str = ""  # the row that others are compared with
 
     @property
     def has_published(self) -> bool:
@@ -87,6 +95,16 @@ class Table:
     def tests(self) -> bool:
         """Whether any difference could be tested."""
         return any(cell.p is not None for row in self.rows for cell in row.cells.values())
+
+    @property
+    def lifts(self) -> bool:
+        """Whether it is known what guessing is worth."""
+        return any(cell.lift is not None for row in self.rows for cell in row.cells.values())
+
+    @property
+    def pairs(self) -> bool:
+        """Whether any two rows share two partitions or starts."""
+        return any(cell.paired is not None for row in self.rows for cell in row.cells.values())
 
     def costs(self) -> list[str]:
         """The cost columns that any row has."""
@@ -145,32 +163,33 @@ def _table(
         rows += _not_run(groups, table, metrics, rows)
     rows = _ranked(rows, metrics, tuned)
     rows, compared = _tested(rows, metrics, test, against)
-    notes = _notes(groups, rows, test, compared)
+    notes = notes_of(groups, rows, test, compared)
     if tuned is not None:
-        notes[1:1] = _chosen(rows, metrics[0], tuned)
-    return Table(title, metrics, rows, notes, tuned)
+        notes[1:1] = chosen_notes(rows, metrics[0], tuned)
+    return Table(
+        title, metrics, rows, notes, tuned, guesses=_guesses(groups, metrics), compared=against or "best"
+    )
 
 
-def _chosen(rows: Sequence[TableRow], shown: Column, tuned: Column) -> list[str]:
-    """What tuning came to: the best setting of every method by validation data, and its metric on test data."""
-    notes = [
-        f"Ranks go by {tuned.label}, in every column: what was tuned is never chosen on test data. A setting with "
-        "fewer finished seeds than others has none."
-    ]
-    best: dict[str, TableRow] = {}
-    for row in rows:
-        if row.group is not None and row.cells[tuned.name].rank is not None:
-            method = row.group.method
-            if method not in best or row.cells[tuned.name].rank < best[method].cells[tuned.name].rank:  # type: ignore[operator]  # seen
-                best[method] = row
-    for row in best.values():
-        by, on_test = row.cells[tuned.name], row.cells[shown.name]
-        reached = f"{by.mean:.{tuned.digits}f}"
-        if on_test.mean is not None and shown.name != tuned.name:
-            reached += f"; {shown.label} on test data {on_test.mean:.{shown.digits}f}"
-        which = "" if row.clusters is None else f", K = {row.clusters}"
-        notes.append(f"Best by validation: {row.label}{which}, {tuned.label} {reached}.")
-    return notes
+def _guesses(groups: Sequence[Group], metrics: Sequence[Column]) -> list[TableRow]:
+    """A row for each way of guessing, over all partitions of the table."""
+    found: dict[Repeat, dict[str, dict[str, float]]] = {}
+    for group in groups:
+        found = {**group.guessed, **found}
+    rows = []
+    for kind, label in GUESSES.items():
+        cells = {}
+        for each in metrics:
+            values = {
+                key: guessed[kind][each.name]
+                for key, guessed in found.items()
+                if each.name in guessed.get(kind, {})
+            }
+            known = [each.scale * value for value in units(values).values()]
+            cells[each.name] = Cell(mean(known), std(known) if len(known) > 1 else None) if known else Cell()
+        if any(cell.mean is not None for cell in cells.values()):
+            rows.append(TableRow(label, None, tuple(sorted(found)), cells, {}))
+    return rows
 
 
 def _centres(title: str, groups: Sequence[Group], table: tuple[str, str] | None) -> list[Table]:
@@ -197,7 +216,7 @@ def _centres(title: str, groups: Sequence[Group], table: tuple[str, str] | None)
     if not rows:
         return []
     rows = [replace(row, cells={name: row.cells.get(name, Cell()) for name in metrics}) for row in rows]
-    notes = _notes(groups, rows, "t", "")
+    notes = notes_of(groups, rows, "t", "")
     notes.insert(1, "A row is a ground-truth distribution, a column the cluster model that serves one of them: models "
                     "are matched with distributions so that together they serve all of them best.")  # fmt: skip
     return [
@@ -241,7 +260,11 @@ def _metrics(
         for name in each
         if name in known and name not in have and not is_of_centres(name)  # these have a table of their own
     )
-    return found + [vocabulary.column(name) for name in extra]
+    apart = [spec.name for spec in vocabulary.shown("table", over="clusters")]  # where there are clusters
+    # Of clients without attackers, after local training; with noise; where data changed.
+    apart += [f"{whose}_{each.name}" for whose in ("honest", "personal") for each in found]
+    apart += ["epsilon", "recovery_time", "recovery_time_ari"]
+    return found + [vocabulary.column(name) for name in [*extra, *apart] if name in known]
 
 
 def _row(group: Group, metrics: Sequence[Column], printed: Mapping[str, Published]) -> TableRow:
@@ -254,10 +277,11 @@ def _row(group: Group, metrics: Sequence[Column], printed: Mapping[str, Publishe
 
 
 def _cell(group: Group, name: str, shown: Column) -> Cell:
-    average, spread = group.mean(name), group.std(name)
-    return Cell(
-        None if average is None else shown.scale * average, None if spread is None else shown.scale * spread
+    average, spread, above = (
+        None if value is None else shown.scale * value
+        for value in (group.mean(name), group.std(name), group.lift(name))
     )
+    return Cell(average, spread, lift=above)
 
 
 def _not_run(
@@ -285,11 +309,11 @@ def _ranked(
     """Rank 1 is the best mean, of the tuned metric in every column if there is one; equal means share a rank."""
     ranks: list[dict[str, int]] = [{} for _ in rows]
     # A setting of which a scheduler stopped the worse seeds must not win by the others.
-    whole = max((len(row.seeds) for row in rows), default=0) if tuned is not None else 0
+    whole = max((len(row.repeats) for row in rows), default=0) if tuned is not None else 0
     for each in metrics:
         by = tuned or each
         values = {i: value for i, row in enumerate(rows) if (value := row.cells[by.name].mean) is not None
-                  and math.isfinite(value) and len(row.seeds) >= whole
+                  and math.isfinite(value) and len(row.repeats) >= whole
                   and not (row.group is not None and row.group.has_no_rank)}  # fmt: skip
         for i, value in values.items():
             better = (other > value if by.higher_is_better else other < value for other in values.values())
@@ -303,8 +327,8 @@ def _ranked(
 def _tested(
     rows: Sequence[TableRow], metrics: Sequence[Column], test: str, against: str | None
 ) -> tuple[list[TableRow], str]:
-    """p-values against one row, corrected over the rows of a column; and against which row."""
-    changes: dict[int, dict[str, dict[str, float]]] = {}
+    """Differences to one row and their p-values, corrected over the rows of a column; and which row that is."""
+    changes: dict[int, dict[str, dict[str, Any]]] = {}
     for each in metrics:
         with_runs = [
             i for i, row in enumerate(rows) if row.group is not None and row.cells[each.name].rank is not None
@@ -315,62 +339,24 @@ def _tested(
             reference = next((i for i in with_runs if rows[i].label == against), None)
         if reference is None:
             continue
-        base = rows[reference].group.by_seed(each.name)  # type: ignore[union-attr]  # only rows with runs
+        base = rows[reference].by_repeat(each.name)
         found = {}
         for i in with_runs:
-            value = None
-            if i != reference:
-                value = paired_p(rows[i].group.by_seed(each.name), base, test)  # type: ignore[union-attr]
+            if i == reference:
+                continue
+            own, other = matched(rows[i].by_repeat(each.name), base)
+            value = paired_p(own, other, test)
             if value is not None and math.isfinite(value):
                 found[str(i)] = value
+            scaled = ({key: each.scale * value for key, value in values.items()} for values in (own, other))
+            paired = paired_difference(*scaled, higher_is_better=each.higher_is_better)
+            changes.setdefault(i, {})[each.name] = {"paired": paired}
         for name, value in holm(found).items():
-            changes.setdefault(int(name), {})[each.name] = {"p": value}
+            changes[int(name)][each.name]["p"] = value
     made = [_with(row, changes.get(i, {})) for i, row in enumerate(rows)]
     return made, against or "the best row of the column"
 
 
-def _with(row: TableRow, changes: Mapping[str, Mapping[str, float]]) -> TableRow:
-    cells = {name: replace(cell, **changes.get(name, {})) for name, cell in row.cells.items()}  # type: ignore[arg-type]
+def _with(row: TableRow, changes: Mapping[str, Mapping[str, Any]]) -> TableRow:
+    cells = {name: replace(cell, **changes.get(name, {})) for name, cell in row.cells.items()}
     return replace(row, cells=cells)
-
-
-def _engines(rows: Sequence[TableRow]) -> list[str]:
-    """A sentence where rows were trained by different engines: they agree to rounding only."""
-    by_engine: dict[str, dict[str, None]] = {}
-    for row in rows:
-        for engine in row.group.engines if row.group is not None else ():
-            by_engine.setdefault(engine, {})[row.label] = None
-    if len(by_engine) < 2:
-        return []
-    told = "; ".join(f"{engine}: {', '.join(labels)}" for engine, labels in sorted(by_engine.items()))
-    return [f"Rows differ in the engine of local training, whose results agree to rounding only ({told})."]
-
-
-def _notes(groups: Sequence[Group], rows: Sequence[TableRow], test: str, compared: str) -> list[str]:
-    last = {group.settings.get("evaluation.last") for group in groups if group.settings}
-    what = f"the last {last.pop()} evaluations" if len(last) == 1 else "the last evaluations"
-    notes = [f"Mean ± std over seeds (ddof 0) of the mean of {what} on test data."]
-    if any(cell.p is not None for row in rows for cell in row.cells.values()):
-        notes.append(f"p: {TESTS[test]}, against {compared}, Holm-corrected over the rows of the column.")
-    printed = [cell.published for row in rows for cell in row.cells.values() if cell.published is not None]
-    for source in dict.fromkeys(each.source for each in printed):
-        tables = ", ".join(sorted({each.table for each in printed if each.source == source}))
-        notes.append(
-            f"Published: {source}, Table{'s' if ',' in tables else ''} {tables} ({CITATIONS[source].short})."
-        )
-        other = dict.fromkeys(
-            text for group in groups if group.config for text in deviations(group.config, [source])
-        )
-        if other:
-            notes.append(f"Not as published: {', '.join(other)}.")
-    if any(row.costs for row in rows):
-        notes.append(
-            "Costs are per participant and round; computation 1 is one local training, as in FedAvg; megabytes are "
-            "those of model values of 4 bytes a parameter."
-        )
-    notes += _engines(rows)
-    for row in rows:
-        if row.note and row.group is not None:  # a published row that was not run is seen to be empty
-            which = "" if row.clusters is None else f" (K = {row.clusters})"
-            notes.append(f"{row.label}{which}: {row.note}.")
-    return notes

@@ -75,6 +75,7 @@ class StoredParts(Mapping[str, Any]):
             found = json.loads(self.manifest)
             self._names = [str(name) for name in found["parts"]]
             self.identity: str | None = found.get("identity")
+            self.round, self.tables = int(found["round"]), dict(found.get("tables") or {})
             shards = {name: ShardFacts(**facts) for name, facts in found.get("shards", {}).items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedFile(
@@ -177,18 +178,24 @@ class CheckpointWriter:
         old = self._seconds > 0 and self._clock() - self._last >= self._seconds
         return round % self._every == 0 or old or round == self._fork
 
-    def submit(self, round: int, parts: Mapping[str, Any | Callable[[], Any] | Shard]) -> None:
+    def submit(
+        self,
+        round: int,
+        parts: Mapping[str, Any | Callable[[], Any] | Shard],
+        tables: Mapping[str, str] | None = None,
+    ) -> None:
         """Write a checkpoint of `round` in the background; waits only if the one before is still on its way.
 
         A part is a tree, a function that returns one and is called in the background, or a `Shard`. What they refer
-        to must not change afterwards: state values are replaced from round to round, never written to.
+        to must not change afterwards: state values are replaced from round to round, never written to. `tables` are the
+        digests of the rows that the checkpoint stands on.
         """
         for name in parts:
             if not _PART.fullmatch(name):
                 raise ValueError(f"'{name}' cannot be a file name; use letters, digits, '.', '_' and '-'")
         self._wait()
         self._last = self._clock()
-        self._writing = self._thread.submit(self._write, round, dict(parts))
+        self._writing = self._thread.submit(self._write, round, dict(parts), dict(tables or {}))
 
     def close(self) -> None:
         """Wait for the last checkpoint, raise what went wrong with it, and end the thread."""
@@ -210,7 +217,9 @@ class CheckpointWriter:
         if writing is not None:
             writing.result()
 
-    def _write(self, round: int, parts: Mapping[str, Any | Callable[[], Any] | Shard]) -> None:
+    def _write(
+        self, round: int, parts: Mapping[str, Any | Callable[[], Any] | Shard], tables: dict[str, str]
+    ) -> None:
         final = self._folder / f"round-{round:06d}"
         # A name that no other process, on any node, has ever looked for: who sees this folder shares the storage.
         building = final.with_name(f"{final.name}.tmp-{os.getpid()}{uuid.uuid4().int % 10**12:012d}")
@@ -218,10 +227,14 @@ class CheckpointWriter:
             building.mkdir()
             shards = _write_parts(building, parts)
             identity = identity_of(self._folder.parent)
-            manifest = json.dumps(
-                {"round": round, "parts": sorted(parts), "shards": shards, "identity": identity}
-            )
-            write_whole(building / MANIFEST, manifest + "\n")
+            manifest = {
+                "round": round,
+                "parts": sorted(parts),
+                "shards": shards,
+                "identity": identity,
+                "tables": tables,
+            }
+            write_whole(building / MANIFEST, json.dumps(manifest) + "\n")
             if final.exists():  # a round that was run again
                 remove_checkpoint(final)
             building.rename(final)
@@ -281,6 +294,7 @@ def adopt_checkpoint(path: Path) -> None:
     """Make a checkpoint that was copied from another run one of the run that it is in now."""
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     manifest["identity"] = identity_of(path.parents[1])
+    manifest["tables"] = {}  # it stands on the rows of that run, which are not always taken over
     write_whole(path / MANIFEST, json.dumps(manifest) + "\n")
 
 

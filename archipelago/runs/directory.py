@@ -8,7 +8,7 @@
     checkpoints/           what a resume starts from            records/             what the figures need
     summary.md             the short story, written last        parts/               tables of an unfinished run
     federation/            clients, their label counts, facts   vocabulary.json      labels, what metrics declare
-    identity.json          what the run is of (`identity.py`)
+    identity.json          what the run is of (`identity.py`)  traceback.txt         of a run that failed
 
 Nothing is ever half written under its final name, except that the last line of a CSV or JSONL file may be
 torn by a kill: `truncate` drops it with everything else that is later than the checkpoint, so that a resumed
@@ -21,8 +21,10 @@ import json
 import os
 import re
 import shutil
+import traceback
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -33,11 +35,18 @@ import numpy as np
 import numpy.typing as npt
 
 from archipelago.core import vocabulary
-from archipelago.core.errors import UserError
+from archipelago.core.causes import sentence_of
+from archipelago.core.errors import RunFailure, UserError
 from archipelago.core.files import complete_lines, sync_folder, whole_file, write_whole
 from archipelago.core.own_files import is_own_file, numbered_files, refuse_links, remove_own_files
 from archipelago.runs import identity
-from archipelago.runs.checkpoints import checkpoints, remove_checkpoint, remove_unfinished_checkpoints
+from archipelago.runs.checkpoints import (
+    StoredParts,
+    checkpoints,
+    remove_checkpoint,
+    remove_unfinished_checkpoints,
+)
+from archipelago.runs.checksums import check_table
 from archipelago.runs.environment import environment_differences
 from archipelago.runs.files import read_numbers
 from archipelago.runs.growing_files import CsvFile, EventsFile, LongTable, write_rounds
@@ -50,6 +59,7 @@ if TYPE_CHECKING:
     from actors.reports import RoundReport
     from archipelago.data import Federation
 
+TRACEBACK = "traceback.txt"  # of a run that failed, for whoever looks for the reason in the code
 MODEL_FORMAT = "archipelago-model-1"
 _TABLES = ("metrics.csv", "timings.csv", "events.jsonl", "clients.parquet", "assignments.parquet")
 _RECORD_NAME = re.compile(r"[A-Za-z0-9_]+")
@@ -61,6 +71,7 @@ class RunDirectory:
     def __init__(self, path: Path, lock: FolderLock) -> None:
         """For `create` and `open` only."""
         self.path = path
+        self._made: list[Path] = []  # folders above it that were made for it
         self._environment: Mapping[str, Any] | None = None
         self._may_append = False  # an opened run may end in a torn line
         self._lock = lock
@@ -84,6 +95,7 @@ class RunDirectory:
         refuse_what_is_there(path, config_yaml)
         # Process ids repeat on other nodes of a shared folder: the name of another one's is never met by chance.
         building = path.with_name(f".{path.name}.creating-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+        missing = [folder for folder in path.parents if not folder.exists()]
         try:
             building.mkdir(parents=True)
         except OSError as error:
@@ -114,7 +126,7 @@ class RunDirectory:
             raise
         sync_folder(path.parent)
         run = cls(path, lock)
-        run._may_append = True
+        run._may_append, run._made = True, missing
         return run
 
     @classmethod
@@ -184,6 +196,10 @@ class RunDirectory:
         self._assignments.flush()
         self._set_status("running", rounds_done=round)
 
+    def digests(self, round: int) -> dict[str, str]:
+        """The digests of the rows up to `round`, as its checkpoint remembers them."""
+        return {"metrics.csv": self._metrics.chain[round]} if round in self._metrics.chain else {}
+
     def record(self, name: str, round: int, columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write `records/NAME-ROUND.parquet`: a table of one round that the figures need."""
         import pyarrow as pa
@@ -211,12 +227,28 @@ class RunDirectory:
         for model in (self.path / "models").glob("*.safetensors"):
             if _is_model(model):
                 model.unlink()
-        (self.path / "summary.md").unlink(missing_ok=True)
+        for last in ("summary.md", TRACEBACK):
+            (self.path / last).unlink(missing_ok=True)
         self._set_status("running", rounds_done=max(round, 0))
         self._may_append = True
         if self._environment is not None:
             self._add_environment(self._environment, round)
             self._environment = None
+
+    def check_files(self) -> None:
+        """Before anything is changed: a `UserError` if a table cannot be read."""
+        for file in (self._metrics, self._timings):
+            file.digests()
+        self._events.read()
+        for table in (self._clients, self._assignments):
+            table.numbers()
+
+    def mend_files(self, federation: Federation) -> None:
+        """Make vocabulary and description of the federation anew if they cannot be read: the config gives them."""
+        if not _is_readable(self.path):
+            content = _json(vocabulary.describe(settings_of(self.config_yaml)))
+            write_whole(self.path / vocabulary.FILE, content)
+            write_federation(self.path, federation)
 
     def complete_rounds(self) -> int:
         """n, where everything that rounds 1 to n measured is in the tables: a resume can stand on no later one."""
@@ -230,6 +262,17 @@ class RunDirectory:
                 break
             complete = number
         return complete
+
+    def standing(self, round: int) -> bool:
+        """Whether the rows that the checkpoint of `round` stands on are those that were written."""
+        try:
+            parts = StoredParts(self.path / "checkpoints" / f"round-{round:06d}")
+        except UserError:
+            return True  # its manifest is damaged: whoever loads it says so
+        stated = parts.tables.get("metrics.csv")
+        if parts.identity not in (None, identity.identity_of(self.path)):
+            return True  # of another run: the same
+        return stated is None or self._metrics.digests().get(round) == stated
 
     def adopt(self, other: Path, round: int) -> None:
         """The rounds up to `round` of another, finished run in place of what is here.
@@ -282,12 +325,17 @@ class RunDirectory:
                 write_rows(path, name, values, about)
             else:
                 write_arrays(path, {name: values}, about)
+        written = {"metrics.csv": _last(self._metrics), "timings.csv": _last(self._timings)}
+        identity.seal(self.path, written, [f"{quote(name, safe='')}.safetensors" for name in models or {}])
         self._set_status("finished", sentence=sentence)
 
     def discard(self) -> None:
         """Remove a run that was refused before its first round; what somebody else put there stays."""
         self._status = replace(self._status, state="discarded")  # nothing more is to be said there
         remove_own_files(self.path)
+        for folder in self._made:  # the storage folder, if it was made for this run
+            with suppress(OSError):
+                folder.rmdir()
 
     def fail(self, sentence: str) -> None:
         """Say that the run stopped and why; the rounds since the last checkpoint will be run again."""
@@ -309,7 +357,11 @@ class RunDirectory:
     ) -> None:
         try:
             if error is not None and self._status.state == "running":
-                self.fail(_sentence(error))
+                self.fail(sentence_of(error))
+                if isinstance(error, Exception) and not isinstance(error, UserError | RunFailure):
+                    write_whole(
+                        self.path / TRACEBACK, "".join(traceback.format_exception(error)), durable=False
+                    )
         finally:
             self.close()
 
@@ -352,6 +404,24 @@ class RunDirectory:
             self.note(round, warning)
         first["resumed"] = [*first.get("resumed", []), dict(environment)]
         write_whole(path, _json(first))
+
+
+def _last(file: CsvFile) -> str:
+    chain = file.digests()
+    return chain[max(chain)] if chain else ""
+
+
+def _is_readable(run: Path) -> bool:
+    """Whether what a report needs of a run's vocabulary and federation is there, as it was written."""
+    tables = run / "federation"
+    try:
+        vocabulary.read_vocabulary(run)
+        facts = json.loads((tables / "facts.json").read_text(encoding="utf-8"))
+        for name in ("clients", "counts"):
+            check_table(tables / f"{name}.parquet")
+    except (UserError, OSError, ValueError):
+        return False
+    return isinstance(facts, dict)
 
 
 def _arithmetic(compute: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -411,13 +481,6 @@ def _record_name(name: str) -> str:
     if not _RECORD_NAME.fullmatch(name):
         raise ValueError(f"'{name}' cannot be the name of a record; use letters, digits and '_'")
     return name
-
-
-def _sentence(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return "stopped by the user"
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _json(content: Any) -> str:

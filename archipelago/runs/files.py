@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from archipelago.core.errors import UserError
-from archipelago.core.files import complete_lines
+from archipelago.core.files import check_regular, complete_lines
 from archipelago.core.own_files import numbered_files
+from archipelago.core.vocabulary import read_vocabulary
 from archipelago.runs import identity
+from archipelago.runs.checksums import check_header, check_table, damaged
 from archipelago.runs.format import format_of, upgraded_config
+from archipelago.runs.growing_files import read_event
 from archipelago.runs.status import Status, read_status
 
 Row = dict[str, Any]
@@ -60,14 +63,52 @@ class RunFiles:
         """What was changed in the run since it was made, in words; None if nothing was."""
         content = read_yaml(self._text("config.yaml"), self.path / "config.yaml")
         try:
-            return identity.difference(self.path, content, self.status.identity)
+            return identity.difference(self.path, content, self.status.identity) or identity.changed_table(
+                self.path, "metrics.csv"
+            )
         except UserError as error:
             return str(error)
 
     @cached_property
+    def altered(self) -> str | None:
+        """What was changed since that is no result, in words: the seconds that rounds took, the models."""
+        return (
+            identity.changed_table(self.path, "timings.csv")
+            or identity.missing_model(self.path)
+            or self._damaged_record
+        )
+
+    def check(self) -> None:
+        """A `UserError` about the first file that cannot be read, or is not as it was written; reads all of them."""
+        check_regular(self.path / "partition.safetensors")
+        _ = self.config, self.status, self.edited, self.altered, self.environment, self.schedule
+        _ = self.metrics, self.timings, self.events
+        read_vocabulary(self.path)
+        last = self.setting("evaluation.last")
+        if not isinstance(last, int) or last < 1:
+            raise damaged(self.path / "config.yaml", f"expected evaluation.last >= 1, found {last}")
+        for path in sorted((self.path / "models").glob("*.safetensors")):
+            check_header(path)
+        tables = [self.path / f"{name}.parquet" for name in ("clients", "assignments")]
+        if (self.path / "federation").is_dir():
+            tables += [self.path / f"federation/{name}.parquet" for name in ("clients", "counts")]
+            if gone := [path for path in tables[2:] if not path.exists()]:
+                raise damaged(gone[0], "it is missing")
+        tables += [path for _, path in numbered_files(self.path / "parts")]
+        for path in tables:
+            if path.exists():
+                check_table(path)
+        if (self.path / "federation/facts.json").exists():
+            facts = self._json("federation/facts.json")
+            if not isinstance(facts, dict) or not {"clients", "classes", "sources"} <= set(facts):
+                raise damaged(self.path / "federation/facts.json", "it does not say what the clients hold")
+        if not isinstance(self.environment, dict) or not isinstance(self.schedule, list):
+            raise damaged(self.path / "environment.json", "it, or schedule.json, is not what was written")
+
+    @cached_property
     def environment(self) -> Mapping[str, Any]:
         """Versions, processor, devices, commit and command; empty if there is none."""
-        if not (self.path / "environment.json").is_file():
+        if not (self.path / "environment.json").exists():
             return {}
         content: Mapping[str, Any] = self._json("environment.json")
         return content
@@ -85,8 +126,8 @@ class RunFiles:
     @cached_property
     def events(self) -> list[Mapping[str, Any]]:
         """`round` and `text`."""
-        lines = complete_lines(self.path / "events.jsonl").split("\n")
-        return [json.loads(line) for line in lines if line]
+        path = self.path / "events.jsonl"
+        return [read_event(path, line) for line in complete_lines(path).split("\n") if line]
 
     @cached_property
     def schedule(self) -> list[Mapping[str, Any]]:
@@ -96,7 +137,7 @@ class RunFiles:
     @property
     def chose_clusters(self) -> bool:
         """Whether `clusters` was chosen by the run itself (clusters=auto): its config has the choice alone."""
-        chosen = f"clusters={self.setting('clusters')} was chosen by "
+        chosen = f"clusters={self.setting('clusters')} was chosen"
         return any(event["round"] == 0 and event["text"].startswith(chosen) for event in self.events)
 
     @property
@@ -139,24 +180,48 @@ class RunFiles:
         return _joined(tables)
 
     def record_rounds(self, name: str) -> list[int]:
-        """The rounds in which a table was recorded."""
-        return [round for round, _ in numbered_files(self.path / "records", name)]
+        """The rounds in which a table was recorded, as far as it can be read."""
+        found = numbered_files(self.path / "records", name)
+        return [round for round, path in found if path.name not in self._unreadable]
+
+    @cached_property
+    def _unreadable(self) -> dict[str, str]:
+        """Records that cannot be read, and why: figures do without them."""
+        found = {}
+        for _, path in numbered_files(self.path / "records"):
+            try:
+                check_table(path)
+            except (UserError, OSError) as error:
+                found[path.name] = str(error)
+        return found
+
+    @property
+    def _damaged_record(self) -> str | None:
+        return f"records/{next(iter(self._unreadable))} is damaged" if self._unreadable else None
 
     def record(self, name: str, round: int) -> dict[str, Any]:
         """The columns of a recorded table, as arrays; empty if there is none."""
         import pyarrow.parquet as pq
 
         path = self.path / "records" / f"{name}-{round:06d}.parquet"
-        return _joined([pq.read_table(path, use_threads=False)]) if path.is_file() else {}
+        if not path.is_file() or path.name in self._unreadable:
+            return {}
+        return _joined([pq.read_table(path, use_threads=False)])
 
     def arrays(self, file: str) -> dict[str, Any]:
         """The arrays of a safetensors file of the run; empty if it is not there."""
+        from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         path = self.path / file
-        return dict(load_file(path)) if path.is_file() else {}
+        check_regular(path)
+        try:
+            return dict(load_file(path)) if path.is_file() else {}
+        except (SafetensorError, OSError, ValueError):  # figures do without it
+            return {}
 
     def _text(self, name: str) -> str:
+        check_regular(self.path / name)
         try:
             return (self.path / name).read_text(encoding="utf-8")
         except FileNotFoundError as error:
@@ -164,13 +229,13 @@ class RunFiles:
                 f"{self.path} is not a run directory: expected one with config.yaml and status.json."
             ) from error
         except (OSError, ValueError) as error:
-            raise UserError(f"The run in {self.path} cannot be read ({error}).") from error
+            raise damaged(self.path / name, str(error)) from error
 
     def _json(self, name: str) -> Any:
         try:
             return json.loads(self._text(name))
-        except ValueError as error:
-            raise UserError(f"The run in {self.path} cannot be read ({error}).") from error
+        except (ValueError, RecursionError) as error:
+            raise damaged(self.path / name, str(error)) from error
 
 
 def _joined(tables: Sequence[Any]) -> dict[str, Any]:
@@ -188,9 +253,20 @@ def read_yaml(text: str, path: Path) -> Any:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where it was compiled
     try:
+        _refuse_depth(yaml.parse(text, Loader=loader), path)
         return yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
-        raise UserError(f"The run in {path.parent} cannot be read ({error}).") from error
+        raise damaged(path, " ".join(str(error).split())) from error
+
+
+def _refuse_depth(events: Iterable[Any], path: Path) -> None:
+    """The compiled reader of YAML follows nesting to the end of its stack, and takes the process with it."""
+    depth = 0
+    for event in events:
+        name = type(event).__name__
+        depth += name.endswith("StartEvent") - name.endswith("EndEvent")
+        if depth > 100:
+            raise damaged(path, "its values are nested too deeply")
 
 
 def read_numbers(path: Path) -> list[Row]:
@@ -198,8 +274,8 @@ def read_numbers(path: Path) -> list[Row]:
     rows = csv.DictReader(io.StringIO(complete_lines(path)))
     try:
         return [{name: _value(cell) for name, cell in row.items() if cell} for row in rows]
-    except (AttributeError, ValueError) as error:  # too many cells, or one that is no number
-        raise UserError(f"{path} is damaged: a line cannot be read ({error}).") from error
+    except (AttributeError, ValueError, csv.Error) as error:  # too many cells, or one that is no number
+        raise damaged(path, f"a line cannot be read: {error}") from error
 
 
 def _value(cell: str) -> Any:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from archipelago.core.errors import UserError
 from archipelago.core.files import complete_lines, whole_file, write_whole
 from archipelago.core.own_files import numbered_files
+from archipelago.runs.checksums import TableDigest, chain_of, chained, check_table, damaged
 
 if TYPE_CHECKING:  # imported where they are needed: a run directory opens without them
     import pandas as pd
@@ -63,6 +64,10 @@ class CsvFile(_LinesFile):
         super().__init__(path)
         self.columns: list[str] = []
         self.columns = next(self._rows(), [])
+        self.chain: dict[
+            int, str
+        ] = {}  # round -> digest of the rows up to it, of those that this process wrote
+        self._digest = ""
 
     def append(self, round: int, values: Mapping[str, Any]) -> None:
         """Add the row of one round; a name that is new becomes a column, empty for the rounds before."""
@@ -74,6 +79,18 @@ class CsvFile(_LinesFile):
             self.columns = self.columns + new
             self._replace([row + [""] * len(new) for row in rows])
         self._write(_csv_line([cells.get(name, "") for name in self.columns]))
+        self._digest = chained(self._digest, cells)
+        self.chain[round] = self._digest
+
+    def digests(self) -> dict[int, str]:
+        """Round -> digest of the rows up to it, of those that are in the file."""
+        self.columns = []
+        self.columns = next(self._rows(), [])
+        rows = (dict(zip(self.columns, row, strict=True)) for row in list(self._rows())[1:])
+        try:
+            return chain_of(rows)
+        except (KeyError, ValueError) as error:
+            raise damaged(self.path, f"a line begins with no round: {error}") from error
 
     def truncate(self, round: int) -> None:
         """Keep the rounds up to this one; a torn last line goes too.
@@ -82,7 +99,9 @@ class CsvFile(_LinesFile):
         """
         self.columns = []
         self.columns = next(self._rows(), [])
-        self._replace([row for row in list(self._rows())[1:] if int(row[0]) <= round])
+        self._replace([row for row in list(self._rows())[1:] if _round_of(self.path, row) <= round])
+        self.chain = self.digests()
+        self._digest = self.chain[max(self.chain)] if self.chain else ""
 
     def _replace(self, rows: Iterable[list[str]]) -> None:
         self.close()
@@ -100,6 +119,13 @@ class CsvFile(_LinesFile):
                     f"{len(self.columns)}; restore the file or start the run again under another name."
                 )
             yield row
+
+
+def _round_of(path: Path, row: list[str]) -> int:
+    try:
+        return int(row[0])
+    except (ValueError, IndexError) as error:
+        raise damaged(path, f"a line begins with no round: {row[:1]}") from error
 
 
 def _csv_line(cells: Iterable[str]) -> str:
@@ -137,7 +163,7 @@ class EventsFile(_LinesFile):
         """Keep the events up to this round."""
         self.close()
         lines = self._lines()
-        kept = [line + "\n" for line in lines if json.loads(line)["round"] <= round]
+        kept = [line + "\n" for line in lines if self._read(line)["round"] <= round]
         if kept:
             write_whole(self.path, "".join(kept))
         else:
@@ -145,11 +171,27 @@ class EventsFile(_LinesFile):
 
     def read(self) -> list[dict[str, Any]]:
         """All events, as dictionaries with `round` and `text`."""
-        return [json.loads(line) for line in self._lines()]
+        return [self._read(line) for line in self._lines()]
+
+    def _read(self, line: str) -> dict[str, Any]:
+        return read_event(self.path, line)
 
     def _lines(self) -> list[str]:
         # Not splitlines: JSON leaves other line separators inside its strings as they are.
         return complete_lines(self.path).split("\n")[:-1]
+
+
+def read_event(path: Path, line: str) -> dict[str, Any]:
+    """One line of `events.jsonl`: its round and text."""
+    try:
+        event = json.loads(line)
+        return {"round": int(event["round"]), "text": str(event["text"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is damaged (a line of it is no event: {error}); restore it, or remove it to go on without it.",
+            code="damaged",
+            file=path,
+        ) from error
 
 
 class LongTable:
@@ -165,6 +207,7 @@ class LongTable:
         self._name = name
         self._buffer: list[pa.Table] = []
         self._last = 0
+        self._checked: set[Path] = set()
 
     def append(self, round: int, columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Remember the rows of one round until the next `flush`."""
@@ -230,17 +273,22 @@ class LongTable:
         return [self.final, *parts] if self.final.exists() else parts
 
     def _rounds(self, up_to: int | None = None) -> Iterator[pa.Table]:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         seen: set[int] = set()
         for source in self._sources():
+            if source not in self._checked:
+                check_table(source)
+                self._checked.add(source)
             try:
                 table = pq.read_table(source)
             except FileNotFoundError:
                 raise
-            except (OSError, ValueError) as error:
-                message = f"{source} is damaged ({error}); restore it or start the run again."
-                raise UserError(message) from error
+            except (OSError, ValueError, pa.ArrowException) as error:
+                raise damaged(source, " ".join(str(error).split()).rstrip(".")) from error
+            if "round" not in table.column_names:
+                raise damaged(source, "it has no column round")
             numbers = table["round"].to_numpy()
             starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
             for start, end in itertools.pairwise(starts):
@@ -265,10 +313,13 @@ def write_rounds(path: Path, rounds: Callable[[], Iterator[pa.Table]]) -> None:
             schema = pa.unify_schemas([schema, table.schema], promote_options="permissive")
     with whole_file(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
         pending: list[pa.Table] = []
+        digest = TableDigest()
 
         def write_group() -> None:
             tables = [schema.empty_table(), *pending]
-            writer.write_table(pa.concat_tables(tables, promote_options="permissive"))
+            group = pa.concat_tables(tables, promote_options="permissive")
+            digest.add(group)
+            writer.write_table(group)
             pending.clear()
 
         for table in rounds():
@@ -277,6 +328,7 @@ def write_rounds(path: Path, rounds: Callable[[], Iterator[pa.Table]]) -> None:
                 write_group()
         if pending:
             write_group()
+        writer.add_key_value_metadata(digest.metadata())
 
 
 def read_csv(path: Path) -> pd.DataFrame:

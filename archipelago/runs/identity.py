@@ -7,14 +7,18 @@ checkpoint of another run is noticed, and the sentence names what differs. Runs 
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import importlib.util
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from archipelago.core.errors import UserError
+from archipelago.core.files import check_regular, complete_lines, write_whole
+from archipelago.runs.checksums import chain_of, damaged
 from archipelago.runs.format import FORMAT
 
 FILE = "identity.json"
@@ -39,7 +43,8 @@ def identity_of(run: Path) -> str | None:
 def difference(run: Path, config: Mapping[str, Any], stated: str | None) -> str | None:
     """What differs from what the run was made with, in words; None if nothing does.
 
-    `config` is the run's config as it is now, `stated` the hash in its `status.json`.
+    `config` is the run's config as it is now, `stated` the hash in its `status.json`. A partition that is missing is
+    no difference: runs are published without it, as without their models (`check_identity` asks for it).
     """
     known = _read(run)
     if known is None:
@@ -51,14 +56,53 @@ def difference(run: Path, config: Mapping[str, Any], stated: str | None) -> str 
     for key in dict.fromkeys([*then, *now]):
         if key not in then or key not in now or then[key] != now[key]:
             return f"{key} was {_shown(then, key)} and is {_shown(now, key)} in config.yaml"
-    if _partition(run) != known["partition"]:
+    if _partition(run) not in (None, known["partition"]):
         return "partition.safetensors is another one"
     return None
 
 
+def seal(run: Path, tables: Mapping[str, str], models: list[str]) -> None:
+    """Write down, of a run that is finished, the digests of its tables (`checksums.py`) and which models it has."""
+    known = _read(run)
+    if known is not None:
+        write_whole(
+            run / FILE,
+            json.dumps({**known, "tables": dict(tables), "models": models}, indent=2, ensure_ascii=False)
+            + "\n",
+        )
+
+
+def missing_model(run: Path) -> str | None:
+    """A final model of the run that is gone, in words."""
+    gone = [
+        name for name in (_read(run) or {}).get("models") or [] if not (run / "models" / str(name)).exists()
+    ]
+    return f"models/{gone[0]} is missing" if gone else None
+
+
+def changed_table(run: Path, name: str) -> str | None:
+    """How a table of a finished run is not as it was written, in words; None if it is, or nobody knows."""
+    for table, stated in ((_read(run) or {}).get("tables") or {}).items():
+        if table != name:
+            continue
+        if not (run / name).exists():
+            return f"{name} is missing"
+        try:
+            header, *rows = csv.reader(io.StringIO(complete_lines(run / name)))
+            chain = chain_of(dict(zip(header, row, strict=True)) for row in rows)
+        except (ValueError, KeyError) as error:
+            raise damaged(run / name, f"its lines cannot be read: {error}") from error
+        if (chain[max(chain)] if chain else "") != stated:
+            return f"{name} is not as it was written"
+    return None
+
+
 def check_identity(run: Path, config: Mapping[str, Any], stated: str | None) -> None:
-    """A `UserError` if a run's config or partition was changed since it was made."""
-    if (other := difference(run, config, stated)) is not None:
+    """A `UserError` if a run's config or partition was changed, or its partition removed, since it was made."""
+    other = difference(run, config, stated)
+    if other is None and _partition(run) is None and (_read(run) or {}).get("partition") is not None:
+        other = "partition.safetensors is missing"
+    if other is not None:
         raise UserError(
             f"Expected {run} as it was made, got another one: {other}. Set it back, or start a run of its own with "
             "name=..."
@@ -72,6 +116,7 @@ def changed_plugins(run: Path, config: Mapping[str, Any]) -> list[str]:
 
 
 def _read(run: Path) -> dict[str, Any] | None:
+    check_regular(run / FILE)
     try:
         content = json.loads((run / FILE).read_text(encoding="utf-8"))
         if not isinstance(content["identity"], str) or not isinstance(content["settings"], dict):
@@ -97,6 +142,7 @@ def _settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _partition(folder: Path) -> str | None:
+    check_regular(folder / "partition.safetensors")
     try:
         return hashlib.blake2b((folder / "partition.safetensors").read_bytes(), digest_size=16).hexdigest()
     except OSError:

@@ -3,7 +3,7 @@
 A lease is a small JSON object beside the files: who holds it, and until when. Its holder renews it in the background;
 others may take it once it has expired, or at once if its holder was a process of this machine that is gone. Stores
 reached through pyarrow have no conditional put, so whoever takes one writes it, waits for a moment, and reads back
-whether it is still its own (DECISIONS.md, 44).
+whether it is still its own (DECISIONS.md, C3).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from archipelago.core.errors import UserError
+from archipelago.core.files import check_regular
 from archipelago.runs.format import FORMAT, upgraded_status
 from archipelago.runs.lock import writer_is_gone
 
@@ -40,6 +41,7 @@ def read_status(path: Path) -> Status:
 
 
 def _content(path: Path) -> dict[str, Any]:
+    check_regular(path / "status.json")
     try:
         content = upgraded_status(json.loads((path / "status.json").read_text(encoding="utf-8")), path)
         Status(**content)  # nothing is missing, nothing is unknown

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
 from archipelago.core.own_files import CHECKPOINT, is_own_file, remove_own_files
+from archipelago.core.redaction import has_keys, redacted
 
 if TYPE_CHECKING:
     from archipelago.runs.lease import Lease
@@ -75,6 +76,7 @@ def filesystem(address: str) -> tuple[Any, str]:
     """(pyarrow's file system, the path inside it) of an address."""
     from pyarrow import fs
 
+    refuse_bad_address(address)
     try:
         try:
             return fs.FileSystem.from_uri(address)
@@ -88,6 +90,22 @@ def filesystem(address: str) -> tuple[Any, str]:
             f"Expected storage to be a folder or an address that pyarrow or fsspec can open, got '{address}': "
             f"{' '.join(str(error).split())}."
         ) from error
+
+
+def refuse_bad_address(address: str) -> None:
+    """A `UserError` about an address that names nothing, or that has keys in it: they would be written everywhere."""
+    if has_keys(address):
+        raise UserError(
+            f"Expected an address without keys in it, got '{redacted(address)}': set them in the environment "
+            "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3) or in the file of credentials that its client "
+            "reads, and leave them out of the address.",
+            code="keys-in-address",
+        )
+    if not address.partition("://")[2].partition("?")[0].strip("/"):
+        raise UserError(
+            f"Expected an address as in s3://bucket/results, got '{address}', which names no bucket or folder.",
+            code="no-bucket",
+        )
 
 
 def check_address(address: str) -> None:
@@ -120,14 +138,17 @@ def read_text(address: str) -> str | None:
     """The text that is there; None if nothing is."""
     if not is_address(address):
         path = Path(address)
-        return path.read_text(encoding="utf-8") if path.is_file() else None
+        try:
+            return path.read_text(encoding="utf-8") if path.is_file() else None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read ({error}): restore it.") from error
     system, inside = filesystem(address)
     try:
         with system.open_input_file(inside) as file:
             return bytes(file.read()).decode()
     except FileNotFoundError:
         return None
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"'{address}' cannot be read: {' '.join(str(error).split())}.") from error
 
 
@@ -159,7 +180,10 @@ class Mirror:
         system, root = filesystem(self.address)
         from pyarrow import fs
 
-        found = system.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
+        try:
+            found = system.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
+        except OSError as error:
+            raise UserError(f"'{self.address}' cannot be read: {' '.join(str(error).split())}.") from error
         for info in found:
             if info.type != fs.FileType.File:
                 continue
@@ -245,7 +269,7 @@ def _stamp(path: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _private_folder() -> Path:
+def private_folder() -> Path:
     """The folder of this user for working copies; a `UserError` where somebody else could read or change them."""
     folder = Path(tempfile.gettempdir()) / f"archipelago-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
@@ -266,7 +290,7 @@ def working_copy(address: str) -> Path:
     """The folder on this node in which a run of that address is written; its lock is beside it."""
     digest = hashlib.blake2b(address.encode(), digest_size=6).hexdigest()
     name = name_of(address)
-    return _private_folder() / f"{name}-{digest}" / name
+    return private_folder() / f"{name}-{digest}" / name
 
 
 @contextlib.contextmanager
@@ -309,7 +333,7 @@ def _remove_folder(folder: Path) -> None:
 def scratch(address: str | Path) -> Iterator[Path]:
     """A path for a folder of this process alone, called like what is at `address`; removed afterwards."""
     with tempfile.TemporaryDirectory(
-        prefix="copy-", dir=_private_folder(), ignore_cleanup_errors=True
+        prefix="copy-", dir=private_folder(), ignore_cleanup_errors=True
     ) as place:
         yield Path(place) / name_of(address)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from archipelago.core.csv_cells import plain_cell
 from archipelago.core.errors import UserError
 from archipelago.core.files import complete_lines
 from archipelago.runs.files import RunFiles, read_yaml
@@ -17,6 +20,7 @@ from archipelago.runs.status import is_run
 from archipelago.runs.storage import join, read_text
 
 WAITING, RUNNING, FINISHED, STOPPED, FAILED = "waiting", "running", "finished", "stopped", "failed"
+DAMAGED = "left out"  # in reports: its files cannot be read
 OVER = (FINISHED, STOPPED, FAILED)
 
 
@@ -43,8 +47,24 @@ def read_rows(address: str | Path) -> list[Row]:
     if text is None:
         raise UserError(f"There is no sweep {address}: expected sweep.yaml and trials.csv in it.")
     names = [field.name for field in fields(Row)]
-    rows = csv.DictReader(io.StringIO(text))
-    return [Row(**{**{name: row[name] for name in names}, "seed": int(row["seed"])}) for row in rows]  # type: ignore[arg-type]  # all others are text
+    try:
+        rows = csv.DictReader(io.StringIO(text))
+        found = [
+            Row(**{**{name: plain_cell(row[name]) for name in names}, "seed": int(row["seed"])})  # type: ignore[arg-type]  # all others are text
+            for row in rows
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
+        raise _damaged_trials(address, error) from error
+    if not found or any(row.status not in (WAITING, RUNNING, *OVER) for row in found):
+        raise _damaged_trials(address, ValueError("it has no trials, or one of no known status"))
+    return found
+
+
+def _damaged_trials(address: str | Path, error: Exception) -> UserError:
+    return UserError(
+        f"{join(str(address), 'trials.csv')} is damaged ({error}): restore it; the runs of the trials are in "
+        f"{join(str(address), 'runs')}, each a run of its own."
+    )
 
 
 @dataclass(frozen=True)
@@ -68,33 +88,59 @@ def find_trials(paths: Sequence[str | Path]) -> list[Trial]:
     """The runs of all given run directories and sweeps, each once, in the order they were given."""
     found: dict[Path, Trial] = {}
     missing: list[Trial] = []
-    for path in (Path(given).expanduser() for given in paths):
-        if not is_sweep(path):
-            if not is_run(path):
+    given = [Path(path).expanduser() for path in paths]
+    for path in given:
+        try:
+            if is_sweep(path):
+                trials = [_readable(trial) for trial in sweep_trials(path)]
+            elif is_run(path):
+                run = RunFiles(path)
+                run.check()
+                trials = [Trial(run, seed=run.setting("seed"), status=run.status.state)]
+            else:
                 raise UserError(_no_run(path))
-            run = RunFiles(path)
-            found.setdefault(path.resolve(), Trial(run, seed=run.setting("seed"), status=run.status.state))
-            continue
-        for trial in sweep_trials(path):
+        except UserError as error:
+            if len(given) == 1 or not path.exists():
+                raise
+            trials = [Trial(None, path.name, status=DAMAGED, reason=str(error))]  # the others are reported
+        for trial in trials:
             if trial.run is None:
                 missing.append(trial)
             else:
                 found.setdefault(trial.run.path.resolve(), trial)
+    if not found and any(trial.status == DAMAGED for trial in missing):
+        raise UserError(next(trial.reason for trial in missing if trial.status == DAMAGED))
     return [*found.values(), *missing]
+
+
+def _readable(trial: Trial) -> Trial:
+    """A trial of a sweep; one whose run cannot be read is one that left nothing behind, with the reason."""
+    try:
+        if trial.run is not None:
+            trial.run.check()
+    except UserError as error:
+        return replace(trial, run=None, status=DAMAGED, reason=str(error))
+    return trial
 
 
 def sweep_trials(path: Path) -> list[Trial]:
     """The trials that `trials.csv` names, those that never began included."""
     trials = []
     tuning = _tuning(path)
-    for row in csv.DictReader(io.StringIO(complete_lines(path / "trials.csv"))):
+    if not (path / "trials.csv").exists():
+        raise _damaged_trials(path, FileNotFoundError("it is missing"))
+    lines = list(csv.DictReader(io.StringIO(complete_lines(path / "trials.csv").replace("\0", "\ufffd"))))
+    for row in lines:
         try:
             folder = path / row["run"] if row["run"] else None
             run = RunFiles(folder) if folder is not None and is_run(folder) else None
             seed = int(row["seed"]) if row["seed"] else None
-            trials.append(Trial(run, row["group"], seed, row["status"], row["reason"], *tuning, path))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path / 'trials.csv'} is damaged: its line {row} cannot be read.") from error
+            group, reason = plain_cell(row["group"]), plain_cell(row["reason"])
+            trials.append(Trial(run, group, seed, row["status"], reason, *tuning, path))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _damaged_trials(path, error) from error
+    if not trials:
+        raise _damaged_trials(path, ValueError("it names no trial"))
     return trials
 
 
@@ -120,11 +166,22 @@ def read_sweep(address: str | Path) -> dict[str, Any]:
         raise UserError(f"{file} is damaged: {error}.") from error
 
 
+def identity_of_sweep(document: Mapping[str, Any]) -> str:
+    """A hash of what a sweep was asked for, apart from where it is."""
+    asked = {
+        key: value
+        for key, value in (document.get("settings") or {}).items()
+        if key not in ("name", "storage")
+    }
+    content = json.dumps([asked, document.get("sweep")], sort_keys=True, default=str)
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
 def _tuning(path: Path) -> tuple[str, str, bool]:
     """(metric, max or min or auto) that a sweep was tuned by, and if by a population; ("", "auto", False) if not."""
     document = read_sweep(path)
     asked = document["sweep"]
-    if not asked.get("sample") and asked.get("scheduler", "none") == "none":
+    if not asked.get("sample") and asked.get("scheduler", "none") == "none" and not asked.get("choose"):
         return "", "auto", False
     metric = str(asked.get("metric", "validation_micro_accuracy"))
     return metric, str(asked.get("mode", "auto")), bool((document.get("declares") or {}).get("population"))

@@ -1,34 +1,57 @@
 """The algorithms: one paper, one file. Imports neither Ray nor Lightning."""
 
 from archipelago.strategies import (  # noqa: F401  (importing a method registers it)
+    apfl,
+    attacks,
     cam,
     cfl,
     cks,
+    clustering_rules,
     con,
     ditto,
     fedavg,
+    fedbn,
+    fedclust,
     feddane,
     feddist,
+    feddrift,
     fedem,
+    fedgroup,
+    fednova,
     fedper,
     fedprox,
+    fedrc,
+    fedrep,
     fedsgd,
     fedsoft,
     femam,
     fesem,
     finetune,
+    flhc,
+    flux,
     ifca,
     local,
     matching,
+    moon,
+    pacfl,
+    perfedavg,
+    pfedme,
     prox,
     reference_clusters,
     robust,
+    rr_cluster,
+    scaffold,
+    schedules,
+    stocfl,
+    update_compression,
+    update_privacy,
     wecfl,
 )
 from archipelago.strategies.addon import ADDONS, Addon
 from archipelago.strategies.aggregation import AGGREGATION
 from archipelago.strategies.base import METHODS, ClusteredModels, Context, SingleModel, Strategy
 from archipelago.strategies.clustering import CLUSTERING
+from archipelago.strategies.descriptors import DESCRIPTORS
 from archipelago.strategies.ensemble import Ensemble, assemble, build_ensemble, check_members, expand
 from archipelago.strategies.method import (
     AnyMethod,
@@ -44,6 +67,7 @@ __all__ = [
     "ADDONS",
     "AGGREGATION",
     "CLUSTERING",
+    "DESCRIPTORS",
     "METHODS",
     "Addon",
     "AnyMethod",

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from archipelago.core.registry import NoOptions, Registry
 from archipelago.strategies.base import Context, Strategy, WithState
+from archipelago.strategies.expectations import Expectations
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.penalties import Penalty
 from archipelago.strategies.references import Indices, Prediction
@@ -30,6 +31,7 @@ class Addon(WithState, Generic[Base]):
     takes_round: ClassVar[bool] = False  # replaces the base's round by its own
     additive: ClassVar[bool] = False  # adds a model to those that clients predict with
     late: ClassVar[bool] = False  # has no state, and changes nothing before `first_round`
+    expects: ClassVar[Expectations] = Expectations()  # its own cost, and what it is known for
 
     name = ""  # as it was chosen
     beside: Sequence[Addon[Any]] = ()  # the other add-ons of the same method
@@ -83,6 +85,10 @@ class Addon(WithState, Generic[Base]):
     def freezes(self, base: Base) -> bool:
         """Whether the assignment of this round is the last one's."""
         return False
+
+    def point_weights(self, base: Base, fleet: FleetView) -> npt.NDArray[np.float64] | None:
+        """How much each client counts in K-means; None: as the base says."""
+        return None
 
     def predicts_alone(self, base: Base, fleet: FleetView) -> Prediction | None:
         """What clients predict with if the base's own prediction is not needed at all; None if it is."""

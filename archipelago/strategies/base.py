@@ -11,7 +11,7 @@ What the platform must know about a strategy is declared on its class, where it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -19,14 +19,22 @@ import numpy as np
 import numpy.typing as npt
 
 from archipelago.core.registry import NoOptions, Registry
-from archipelago.core.settings import AggregationSettings
+from archipelago.core.settings import AggregationSettings, ServerSettings
+from archipelago.strategies import server_optimizers
+from archipelago.strategies.adoption import ADOPTION, surest
 from archipelago.strategies.aggregation import Rule, Uploads
+from archipelago.strategies.expectations import Expectations
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.parameters import Vector
 from archipelago.strategies.penalties import Penalty
 from archipelago.strategies.references import Indices, Models, Prediction, Reference
 
 UNASSIGNED = -1
+
+
+def unchanged(round: int) -> float:
+    """The learning rate of a round by `local.lr` where there is no schedule."""
+    return 1.0
 
 
 @dataclass(frozen=True)
@@ -39,15 +47,25 @@ class Context:
     seed: int = 0
     weights: str = "size"  # or "uniform"
     lr: float = 0.01  # of the clients' optimizer
+    optimizer: str = "sgd"  # of the clients
+    momentum: float = 0.0  # of it, if it is sgd
+    rates: Callable[[int], float] = unchanged  # what it is multiplied with in a round
     groups: Indices | None = (
         None  # ground-truth groups, for the oracle; empty while the data is not there yet
     )
+    truth: Callable[[int], Indices | None] | None = (
+        None  # the same in a round, where data changes during a run
+    )
+    known_groups: Indices | None = None  # every ground-truth group that there ever is
     outputs: int | None = None  # of the network; None while it is not known
     has_validation: bool = False
     evaluate_every: int = 1
     evaluate_last: int = 3
     aggregation: AggregationSettings = field(default_factory=AggregationSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
     options: Mapping[str, Any] = field(default_factory=dict)  # option sections of the experiment, by name
+    new_clients: Indices = field(default_factory=lambda: np.zeros(0, np.int64))  # who never trains
+    adoption: str = "labels"  # how these find a cluster (`adoption.py`)
 
 
 class WithState:
@@ -64,7 +82,10 @@ class WithState:
     def load_state(self, tree: dict[str, Any]) -> None:
         """The inverse of `save_state`, after `setup`."""
         for name in self.state:
-            setattr(self, name, _revived(tree[name]))
+            if (
+                name in tree
+            ):  # one of an older version lacks what was added since: it stays as `setup` left it
+                setattr(self, name, _revived(tree[name]))
 
     def extend(self, clients: int) -> None:
         """Add rows for clients that came after the state was saved: they have never been seen."""
@@ -86,6 +107,10 @@ def _plain(value: Any) -> Any:
         return {"models": value.values}
     if isinstance(value, list):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray) and value.flags.writeable:
+        return value.copy()  # the next round may write to it, and be aborted
     return value
 
 
@@ -109,6 +134,9 @@ class Additions(Protocol):
     def freezes(self) -> bool:
         """Whether the assignment of this round is the last one's."""
 
+    def point_weights(self, fleet: FleetView) -> npt.NDArray[np.float64] | None:
+        """How much each client counts in K-means; None: as the base says."""
+
 
 class NoAdditions:
     """A strategy on its own."""
@@ -119,6 +147,9 @@ class NoAdditions:
     def freezes(self) -> bool:
         return False
 
+    def point_weights(self, fleet: FleetView) -> npt.NDArray[np.float64] | None:
+        return None
+
 
 class Strategy(WithState):
     """Base of all algorithms. Subclasses set the class attributes, and `round`."""
@@ -126,6 +157,7 @@ class Strategy(WithState):
     Options: ClassVar[type] = NoOptions
     # Capabilities: what the platform, add-ons and ensembles must know.
     clustered: ClassVar[bool] = False  # holds K = `clusters` models, and gives each client one of them
+    aggregates: ClassVar[bool] = True  # the server makes models of what clients send
     private: ClassVar[bool] = False  # clients predict with models of their own
     mixes: ClassVar[bool] = False  # predicts with a mixture of probabilities
     additive: ClassVar[bool] = False  # predicts with the sum of several models
@@ -139,6 +171,7 @@ class Strategy(WithState):
     proximal: ClassVar[bool] = False  # has a pull towards the received model already
     when_empty: ClassVar[str] = "it keeps its model"  # what becomes of a cluster that no client is in
     per_client: ClassVar[dict[str, float]] = {"assignment": UNASSIGNED}
+    expects: ClassVar[Expectations] = Expectations()  # what it is held to (`python -m benchmarks behaviour`)
 
     additions: Additions = NoAdditions()
 
@@ -147,6 +180,7 @@ class Strategy(WithState):
         self.context = context
         self.K = context.clusters
         self.number = 0  # of the round under way
+        self.steps = server_optimizers.ServerSteps(server_optimizers.chosen(context.server))
         self.assignment: Indices | None = None  # cluster of each client id, UNASSIGNED where not known
         self.report: dict[str, Any] = {}  # metrics of the last round, for the metrics table
         self.records: dict[str, dict[str, npt.NDArray[Any]]] = {}  # tables of the last round, for the figures
@@ -184,6 +218,10 @@ class Strategy(WithState):
         """What is measured on every ground-truth distribution: for each cluster, the models whose outputs add up."""
         return []
 
+    def proximity(self, ids: Indices) -> tuple[Indices, npt.NDArray[np.float64]] | None:
+        """Those of `ids` that the method can compare, and their distances (n, n); None if it compares no clients."""
+        return None
+
     def gradient_point(self, fleet: FleetView) -> tuple[Reference, Reference | None]:
         """Where each client's gradient is taken for the clusterability measure (thesis 3.18), and on top of what.
 
@@ -192,6 +230,11 @@ class Strategy(WithState):
         return self.prediction(fleet).models[0], None
 
     # --- what strategies share --------------------------------------------------------------------------
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the clients' optimizer in this round."""
+        return self.context.lr * self.context.rates(self.number)
 
     def start_round(self, number: int) -> None:
         """Forget what was reported of the last round; what setup said comes with the first one."""
@@ -203,10 +246,31 @@ class Strategy(WithState):
         """How models become one; a method with a rule of its own overrides this."""
         return Rule.chosen(self.context.aggregation)
 
-    def aggregated(self, theta: Handle, fleet: FleetView, c: Indices, otherwise: Models) -> Models:
-        """One model for each cluster `c`, by the rule of this experiment; an empty one keeps `otherwise`."""
+    def aggregated(
+        self, theta: Handle, fleet: FleetView, c: Indices, otherwise: Models, name: str = ""
+    ) -> Models:
+        """One model for each cluster `c`, by the rule and the server optimizer; an empty one keeps `otherwise`.
+
+        `otherwise` is what clients received. `name` tells sets of models apart that one training feeds.
+        """
         n, seed = self.client_weights(fleet), self.context.seed
-        return self.rule(Uploads(theta, c, n, otherwise, fleet.spec, seed=seed, round=self.number))
+        uploads = Uploads(theta, c, n, otherwise, fleet.spec, seed=seed, round=self.number)
+        if self.steps.optimizer.is_identity:
+            return self.rule(uploads)
+        fed = np.array([len(rows) > 0 for rows in uploads.members])
+        return self.stepped(theta, otherwise, self.rule(uploads), fed, fleet, name)
+
+    def stepped(
+        self,
+        theta: Handle,
+        before: Models,
+        aggregate: Models,
+        fed: npt.NDArray[np.bool_],
+        fleet: FleetView,
+        name: str = "",
+    ) -> Models:
+        """The server optimizer's step from `before`, given the aggregate of `theta`; only models that were `fed` do."""
+        return self.steps(f"{theta.slot}{name}", before, aggregate, fed, fleet.spec.parameters)
 
     def client_weights(self, fleet: FleetView) -> npt.NDArray[np.float64]:
         """n_i, or 1 for every client under `weights=uniform`."""
@@ -220,14 +284,16 @@ class Strategy(WithState):
     def average(self, theta: Handle, fleet: FleetView, otherwise: Vector) -> Vector:
         """The aggregate of all clients' models: the mean, or what `aggregation` names."""
         labels = np.zeros(len(theta.ids), np.int64)
-        return self.aggregated(theta, fleet, labels, Models(np.asarray(otherwise)[None]))[0]
+        return self.aggregated(theta, fleet, labels, Models(np.asarray(otherwise)[None]), "/all")[0]
 
     def save_state(self) -> dict[str, Any]:
-        return {**super().save_state(), "assignment": self.assignment, "number": self.number}
+        saved = {**super().save_state(), "assignment": self.assignment, "number": self.number}
+        return {**saved, "server_optimizer": self.steps.state} if self.steps.state else saved
 
     def load_state(self, tree: dict[str, Any]) -> None:
         super().load_state(tree)
         self.assignment, self.number = tree["assignment"], tree["number"]
+        self.steps.state = tree.get("server_optimizer", {})
 
 
 METHODS: Registry[type[Strategy]] = Registry("method", base=Strategy)
@@ -280,10 +346,19 @@ class ClusteredModels(Strategy):
         """The cluster each client starts from in this round."""
         return self.labels(fleet)
 
-    def train(self, fleet: FleetView, c: Indices, on_top_of: Reference | None = None) -> Handle:
-        """Local training from the cluster models, with the add-ons' penalties."""
+    def train(
+        self,
+        fleet: FleetView,
+        c: Indices,
+        on_top_of: Reference | None = None,
+        *,
+        start: Reference | None = None,
+        keep: str | None = None,
+    ) -> Handle:
+        """Local training from the cluster models (or `start`), with the add-ons' penalties."""
         under = self.underlay if on_top_of is None else on_top_of
-        return fleet.train(start=self.clusters[c], on_top_of=under, penalties=self.penalties(fleet, c))
+        start = self.clusters[c] if start is None else start
+        return fleet.train(start=start, on_top_of=under, penalties=self.penalties(fleet, c), keep=keep)
 
     def notice(self, theta: Handle) -> None:
         """Remember what arrived of clients that may be absent when they are assigned; nothing by default."""
@@ -313,13 +388,24 @@ class ClusteredModels(Strategy):
         """The cluster of clients the method has not seen yet: the one of least loss."""
         return fleet.best(self.clusters, on_top_of=self.underlay)[0]
 
+    def adopt_unlabelled(self, fleet: FleetView) -> Indices:
+        """The cluster of new clients that have no labels: of the model that is surest of its predictions."""
+        return surest(self, fleet)
+
+    @property
+    def open_clusters(self) -> npt.NDArray[np.bool_]:
+        """Which clusters new clients may join."""
+        return np.ones(self.K, bool)
+
     def labels(self, fleet: FleetView) -> Indices:
         """The cluster of each client of `fleet`; clients never seen are adopted for now, not for good."""
         assert self.assignment is not None
         labels = self.assignment[fleet.ids].copy()
         unseen = labels == UNASSIGNED
-        if unseen.any():
-            labels[unseen] = self.adopt(fleet.select(fleet.ids[unseen]))
+        new = np.isin(fleet.ids, self.context.new_clients)
+        for at, rule in ((unseen & ~new, "labels"), (unseen & new, self.context.adoption)):
+            if at.any():
+                labels[at] = ADOPTION.find(rule)().assign(self, fleet.select(fleet.ids[at]))
         return labels
 
     def prediction(self, fleet: FleetView) -> Prediction:

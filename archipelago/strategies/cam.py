@@ -11,15 +11,50 @@ Ma, Zhou, Long, Jiang, Zhang, "Structured Federated Learning through Clustered A
 Algorithm 1 over the verbs of a clustered base: IFCA-CAM assigns by the loss of the sum (2) before training,
 FeSEM-CAM and WeCFL-CAM by K-means (11) after it, and pull theta_i to its centre by lambda (12), (13).
 
-Readings. (6) as printed moves a cluster only by its share of all data: we take the mean inside the cluster, as
-the thesis (7.6) and all code do. (15) prints theta_i^0 twice: it is h(theta_i^0) + f(theta_i), thesis (7.15).
-(13)'s n_i/n on the gradient alone is a slip: the optimizer steps on l + (lambda/2) ||theta_i - Theta_c||^2.
-"E epochs" are the experiment's local steps. Schedules: `simultaneous` (the paper's parallel update: both
-parts start from the server's models and see the other one fixed), `cluster_first` and `global_first` (one
-after the other on the client, the second on top of what the first made: FedBase 0.10.3), `alternating` (the
-clusters are aggregated, clients assigned again, then the global part: the paper's (i)(ii)(i)(iii)).
-Warm-up: beta rounds of FedAvg for Theta_g under loss-based bases, local training of theta_i alone under
-parameter-based ones; until it ends clients predict with the part that is being warmed up.
+`warm` says what the beta rounds of warm-up train; until they end clients predict with that part alone.
+
+Readings
+
+Eq. (6)
+    paper   moves a cluster by its share of all data only
+    code    the mean inside the cluster, as thesis (7.6)
+    here    the mean inside the cluster
+Eq. (15)
+    paper   prints theta_i^0 twice
+    here    h(theta_i^0) + f(theta_i), thesis (7.15)
+Eq. (13)
+    paper   n_i/n on the gradient alone, a slip
+    code    no pull at all
+    here    the optimizer steps on l + (lambda/2) ||theta_i - Theta_c||^2
+    option  cam.lam=0
+Epochs
+    paper   E epochs
+    here    the experiment's local steps
+    option  local.steps, local.epochs
+How the two parts take turns
+    paper   side by side, each seeing the other one fixed; or (i)(ii)(i)(iii)
+    code    0.10.3: the shared part, then the cluster part on top of it; 0.9.12 to 0.10.2: averaged in between
+    here    the cluster part, then the shared part on top of it, by measurement (`results/cam-defaults.md`)
+    option  cam.schedule=simultaneous|alternating|global_first|global_first_aggregated
+Warm-up
+    paper   FedAvg for Theta_g under loss-based bases, local training under the others
+    here    local training under every base: it finds the groups. It also leaves the shared part little to learn, and a
+            run then says that it is dead (`results/best-composition.md`); with `shared` and `kmeans` both parts live
+    option  cam.warm=base|shared|clusters, cam.first=kmeans, cam.warmup
+K-means
+    paper   counts samples, (10)
+    code    counts clients under FeSEM
+    here    samples, so that FeSEM+CAM and WeCFL+CAM are one method
+    option  cam.kmeans=base
+First Theta_g
+    paper   one for all
+    code    each client draws its own: their average has a twelfth of a fresh model's norm, and never recovers
+    here    one for all
+    option  cam.start=own
+Cluster part of a prediction
+    paper   Theta_c(i) in (1), theta_i in the loss of (12)
+    here    Theta_c(i)
+    option  cam.predict=local
 """
 
 from __future__ import annotations
@@ -31,15 +66,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from archipelago.core.randomness import generator
 from archipelago.core.settings import setting
 from archipelago.strategies.addon import ADDONS, Addon
-from archipelago.strategies.base import ClusteredModels, Strategy, bases_of
+from archipelago.strategies.base import UNASSIGNED, ClusteredModels, Strategy, bases_of
+from archipelago.strategies.clustering import ClusteringTask, clustered
+from archipelago.strategies.expectations import Cost, Expectations
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.parameters import Vector
 from archipelago.strategies.penalties import Penalty, Proximal
 from archipelago.strategies.references import Indices, Prediction, Private, Reference
 
-WARM = "warm"  # a client's model of a parameter-based warm-up
+WARM = "warm"  # a client's model of a warm-up by local training
+OWN = "theta"  # a client's own cluster part
+SHARED = "shared"  # slot of the shared part
 
 
 @dataclass
@@ -47,13 +87,41 @@ class CAMOptions:
     """`cam.schedule=...`"""
 
     schedule: str = setting(
-        "simultaneous",
+        "cluster_first",
         "how the shared and the cluster part take turns",
-        choices=("simultaneous", "global_first", "cluster_first", "alternating"),
+        choices=("simultaneous", "global_first", "global_first_aggregated", "cluster_first", "alternating"),
     )
     warmup: float = setting(0.3, "share of the rounds that warms one part up", at_least=0, below=1)
+    warm: str = setting(
+        "local",
+        "what the warm-up trains: the shared part (shared), the clients' own models, then K-means (local), the base "
+        "alone (clusters); base: the paper's, shared under bases that assign by loss, local under the others",
+        choices=("base", "shared", "local", "clusters"),
+    )
+    first: str = setting(
+        "loss",
+        "first clusters of a base that assigns by loss, after a shared warm-up or none: by Eq. (2), or K-means on what "
+        "clients learn on top of the shared part from one common start",
+        choices=("loss", "kmeans"),
+    )
     lam: float = setting(
         0.01, "pull of theta_i to its centre under parameter-based bases, Eq. (12)", at_least=0
+    )
+    kmeans: str = setting(
+        "size",
+        "what a client counts in K-means: its samples, Eq. (10), or what the base says (released code)",
+        choices=("size", "base"),
+    )
+    start: str = setting(
+        "common",
+        "compat: own gives every client its own random draw of the part that was not warmed up, until the first "
+        "average (released code)",
+        choices=("common", "own"),
+    )
+    predict: str = setting(
+        "server",
+        "cluster part that clients predict with: the server's, or their own theta_i as in the loss of Eq. (12)",
+        choices=("server", "local"),
     )
 
 
@@ -62,6 +130,8 @@ class CAMOptions:
 )
 class CAM(Addon[ClusteredModels]):
     """F_i = h(Theta_g) + f(Theta_c(i))."""
+
+    expects = Expectations(cost=Cost(down=1, up=1, trainings=1))
 
     Options = CAMOptions
     takes_round = True
@@ -99,6 +169,12 @@ class CAM(Addon[ClusteredModels]):
         """Rounds of warm-up."""
         return int(self.options.warmup * self.context.rounds + 1e-9)
 
+    def kind(self, base: ClusteredModels) -> str:
+        """What the warm-up trains."""
+        if self.options.warm != "base":
+            return str(self.options.warm)
+        return "shared" if base.by_loss else "local"
+
     def warming(self, base: ClusteredModels) -> bool:
         """Whether this round is still warm-up."""
         return base.number <= self.beta and self.beta > 0
@@ -109,13 +185,14 @@ class CAM(Addon[ClusteredModels]):
             self.warm_up(base, fleet)
             return
         base.underlay = self.shared
-        c = base.expect(fleet)  # (2), or the clusters of the last round
+        # (2), or the clusters of the last round
+        c = self.first_clusters(base, fleet) if self.unclustered(base) else base.expect(fleet)
         if self.options.schedule == "alternating":
-            theta = base.train(fleet, c)  # (5) or (13)
+            theta = self.train_clusters(base, fleet, c)  # (5) or (13)
             base.update(fleet, theta, base.settle(fleet, theta, c))  # (6) or (11)
             c = base.expect(fleet)
             base.assign(fleet, c)  # the second assignment is the one that clients predict by
-            theta_0 = self.train_shared(fleet, base.clusters[c])  # (8) or (15)
+            theta_0 = self.train_shared(base, fleet, base.clusters[c])  # (8) or (15)
         else:
             theta, theta_0 = self.train_both(base, fleet, c)
             base.update(fleet, theta, base.settle(fleet, theta, c))  # (6) or (11)
@@ -124,48 +201,132 @@ class CAM(Addon[ClusteredModels]):
 
     def train_both(self, base: ClusteredModels, fleet: FleetView, c: Indices) -> tuple[Handle, Handle]:
         """Both local trainings of a client, by the schedule."""
-        if self.options.schedule == "global_first":
-            theta_0 = self.train_shared(fleet, base.clusters[c])
-            return base.train(fleet, c, on_top_of=theta_0), theta_0
-        theta = base.train(fleet, c)  # (5) or (13): Theta_g fixed
-        fixed = theta if self.options.schedule == "cluster_first" else base.clusters[c]
-        return theta, self.train_shared(fleet, fixed)  # (8) or (15): the cluster part fixed
+        schedule = self.options.schedule
+        if schedule == "global_first":
+            theta_0 = self.train_shared(base, fleet, self.start_of_clusters(base, fleet, c))
+            return self.train_clusters(base, fleet, c, on_top_of=theta_0), theta_0
+        if schedule == "global_first_aggregated":
+            theta_0 = self.train_shared(base, fleet, self.start_of_clusters(base, fleet, c))
+            average = base.average(theta_0, fleet, otherwise=self.shared)  # (9), in the middle of the round
+            return self.train_clusters(base, fleet, c, on_top_of=average), theta_0
+        under = self.start_of_shared(base, fleet)
+        theta = self.train_clusters(base, fleet, c, on_top_of=under)  # (5) or (13): Theta_g fixed
+        fixed = theta if schedule == "cluster_first" else self.start_of_clusters(base, fleet, c)
+        return theta, self.train_shared(base, fleet, fixed)  # (8) or (15): the cluster part fixed
 
-    def train_shared(self, fleet: FleetView, fixed: Reference | None) -> Handle:
+    def train_clusters(
+        self, base: ClusteredModels, fleet: FleetView, c: Indices, on_top_of: Reference | None = None
+    ) -> Handle:
+        """theta_i from the client's cluster model, on top of the shared part."""
+        keep = OWN if self.options.predict == "local" else None
+        return base.train(fleet, c, on_top_of, start=self.start_of_clusters(base, fleet, c), keep=keep)
+
+    def train_shared(self, base: ClusteredModels, fleet: FleetView, fixed: Reference | None) -> Handle:
         """theta_i^0 from Theta_g, on top of the client's cluster part."""
-        return fleet.train(start=self.shared, on_top_of=fixed, slot="shared", compared=False)
+        start = self.start_of_shared(base, fleet)
+        return fleet.train(start=start, on_top_of=fixed, slot=SHARED, compared=False)
+
+    # --- where both parts begin -------------------------------------------------------------------------
+
+    def start_of_shared(self, base: ClusteredModels, fleet: FleetView) -> Reference:
+        """Theta_g; compat: each client's own draw of it before its first average, unless it was warmed up."""
+        if self.draws_alone(base) and not self.warms_shared(base):
+            return fleet.initial(self.context.clients, "own shared model")[fleet.ids]
+        return self.shared
+
+    def start_of_clusters(self, base: ClusteredModels, fleet: FleetView, c: Indices) -> Reference:
+        """Theta_c(i); compat: each client's own draw of it where the shared part was warmed up."""
+        if self.draws_alone(base) and self.warms_shared(base):
+            return fleet.initial(self.context.clients, "own cluster model")[fleet.ids]
+        return base.clusters[c]
+
+    def warms_shared(self, base: ClusteredModels) -> bool:
+        """Whether the part that is not warmed up is that of the clusters."""
+        return self.kind(base) == "shared"
+
+    def draws_alone(self, base: ClusteredModels) -> bool:
+        """compat: whether this is the first round with both parts."""
+        return self.options.start == "own" and base.number == self.beta + 1
+
+    # --- the first clusters -----------------------------------------------------------------------------
+
+    def unclustered(self, base: ClusteredModels) -> bool:
+        """Whether clients have no clusters yet, and K-means is to find the first ones."""
+        assert base.assignment is not None
+        return base.by_loss and self.options.first == "kmeans" and bool((base.assignment == UNASSIGNED).all())
+
+    def first_clusters(self, base: ClusteredModels, fleet: FleetView) -> Indices:
+        """K-means on what clients learn from one common start, so that no cluster wins by its random draw."""
+        alike = np.zeros(len(fleet.ids), np.int64)
+        theta = fleet.train(start=base.clusters[alike], on_top_of=base.underlay, slot="first", fresh=True)
+        return self.cluster(base, fleet, theta)
+
+    def cluster(self, base: ClusteredModels, fleet: FleetView, theta: Handle) -> Indices:
+        """Warm clusters of the clients' models, for bases that have no such rule themselves."""
+        arrived = np.flatnonzero(theta.arrived)
+        c = np.zeros(len(fleet.ids), np.int64)
+        seed = int(generator(self.context.seed, "first k-means", round=base.number).integers(2**31))
+        points, weights = theta.features("classifier")[arrived], base.client_weights(fleet)[arrived]
+        task = ClusteringTask(points, base.K, seed, weights, starts=20)
+        found = clustered("kmeans", task, self.context)
+        c[arrived] = found.labels
+        base.update(fleet, theta, np.where(theta.arrived, c, UNASSIGNED))
+        return c
 
     def warm_up(self, base: ClusteredModels, fleet: FleetView) -> None:
-        """FedAvg for Theta_g (loss-based bases), or local training alone for theta_i (parameter-based)."""
-        if base.by_loss:
-            self.shared = base.average(self.train_shared(fleet, None), fleet, otherwise=self.shared)
+        """FedAvg for Theta_g, the base on its own, or local training for theta_i and then K-means."""
+        kind = self.kind(base)
+        if kind == "shared":
+            theta_0 = fleet.train(start=self.shared, slot=SHARED, compared=False)
+            self.shared = base.average(theta_0, fleet, otherwise=self.shared)
+            return
+        if kind == "clusters":
+            base.round(fleet)
             return
         theta = fleet.train(start=self.own(base), keep=WARM)
         if len(fleet.ids) < len(fleet.everyone.ids):  # some will be absent in the last round of warm-up too:
             base.notice(theta)  # they are clustered by what they were when they were last seen
         if base.number == self.beta:  # extract warm clusters from the lightly trained local models
-            c = base.settle(fleet, theta, np.zeros(len(fleet.ids), np.int64))
-            base.update(fleet, theta, c)
+            if base.by_loss:
+                self.cluster(base, fleet, theta)
+            else:
+                c = base.settle(fleet, theta, np.zeros(len(fleet.ids), np.int64))
+                base.update(fleet, theta, c)
             fleet.everyone.forget(WARM)
 
     def own(self, base: ClusteredModels) -> Private:
-        """A client's own model during a parameter-based warm-up."""
+        """A client's own model during a warm-up by local training."""
         return Private(WARM, default=base.clusters[0])
 
+    # --- what the base asks for, and what others see ----------------------------------------------------
+
     def penalties(self, base: ClusteredModels, fleet: FleetView, c: Indices | None) -> list[Penalty]:
-        if base.by_loss or not self.options.lam or c is None:
+        if base.by_loss or not self.options.lam or c is None or self.warming(base):
             return []
         return [Proximal(self.options.lam, base.clusters[c])]  # (12)
 
+    def point_weights(self, base: ClusteredModels, fleet: FleetView) -> npt.NDArray[np.float64] | None:
+        return base.client_weights(fleet) if self.options.kmeans == "size" else None  # (10)
+
     def prediction(self, base: ClusteredModels, fleet: FleetView, prediction: Prediction) -> Prediction:
-        return prediction if self.warming(base) else Prediction([*prediction.models, self.shared])  # (1)
+        if self.warming(base):
+            return prediction
+        cluster, *others = prediction.models
+        if self.options.predict == "local":
+            cluster = Private(OWN, default=cluster)
+        models, slots = [cluster, *others, self.shared], [*prediction.trained_in, SHARED]
+        names = ["cluster", SHARED] if not others else None
+        return dataclasses.replace(prediction, models=models, slots=slots, names=names)  # (1)
 
     def predicts_alone(self, base: ClusteredModels, fleet: FleetView) -> Prediction | None:
         if not self.warming(base):
             return None
-        if base.by_loss:
-            return Prediction([self.shared])
-        return None if base.number == self.beta else Prediction([self.own(base)])
+        kind = self.kind(base)
+        if kind == "shared":
+            return Prediction([self.shared], slots=[SHARED])
+        if kind == "clusters" or base.number == self.beta:
+            return None
+        return Prediction([self.own(base)])
 
     def models(self) -> dict[str, npt.NDArray[np.float32]]:
         return {"shared": self.shared}

@@ -8,10 +8,23 @@ Ma, "Clustered Federated Learning", PhD thesis, University of Technology Sydney,
 
     w_k   share of the data of all clients that cluster k held after the last round
 
-Readings. Theta_g is the weighted mean of all clients' models at the start of the round, which is the
-weighted mean of the cluster models. The term covers all trainable parameters; beside `con.form=para` only the
-backbone (chapter 6, CON&CKS: contrast on the head, sharing on the backbone). Before the first assignment
-every cluster weighs the same. The 1/m in front of (5.4) plus psi_i is a misprint: weights act at aggregation.
+Readings
+
+Theta_g
+    paper   the mean of all clients' models, (5.2)
+    code    to 0.8: of what clients hold in mid-round; from 0.9: of the models at its start
+    here    the weighted mean of the cluster models at the start of the round, which is the same
+Its gradient
+    code    from 0.9: none, the term is built from detached numbers
+    here    it is differentiated
+Parameters of the term
+    paper   all (5.6); beside the contrast on the head only the backbone (6.1a)
+    code    from 0.9: the backbone, BatchNorm's buffers included, lambda without 1/2
+    here    as the paper; no buffers
+    option  cks.form=pairwise is (5.5)
+Weights
+    paper   (5.4) has 1/m beside psi_i
+    here    a misprint: weights act at aggregation; before the first assignment every cluster weighs the same
 """
 
 from __future__ import annotations

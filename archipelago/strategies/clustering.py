@@ -1,9 +1,12 @@
-"""Clustering of client models: K-means that repeats itself, and cluster ids that mean the same from round to round.
+"""Clustering of clients: K-means that repeats itself, and cluster ids that mean the same from round to round.
 
 Everything is float64, single-threaded and seeded, so that the same features give the same labels anywhere.
 
 A clustering rule is a function of a `ClusteringTask` that is registered, or named by its import path. It returns a
-label for each point, or a whole `Clustering`: `method=fesem fesem.clustering=my_module.my_rule`.
+label for each point, or a whole `Clustering`: `method=fesem fesem.clustering=my_module.my_rule`. One registered with
+`finds=True` finds the number of clusters itself: `clusters` is then the most there may be. `distances=(...)` names
+those that it can work with, if not all. Hierarchical, density-based and spectral rules are in `clustering_rules.py`,
+distances in `distances.py`.
 """
 
 from __future__ import annotations
@@ -11,23 +14,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 from threadpoolctl import threadpool_limits
 
+from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.core.registry import Registry
 from archipelago.core.settings import setting
 from archipelago.strategies.aggregation import trimmed_mean
-from archipelago.strategies.base import UNASSIGNED, ClusteredModels, Context
-from archipelago.strategies.interface import FleetView, Handle
-from archipelago.strategies.references import Indices, Models
-
-Features = npt.NDArray[np.floating[Any]]
-Points = npt.NDArray[np.float64]
+from archipelago.strategies.base import UNASSIGNED, Context
+from archipelago.strategies.distances import DISTANCES, Features, Points, normalised, pairwise
+from archipelago.strategies.references import Indices
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,27 @@ class Clustering:
 
 @dataclass(frozen=True)
 class ClusteringTask:
-    """What a clustering rule sees."""
+    """What a clustering rule sees: points, and on request how far apart they are."""
 
     features: Features  # (n, d)
-    clusters: int
+    clusters: int  # for a rule that finds their number: the most there may be
     seed: int  # of this round: the only source of randomness
     weights: npt.NDArray[np.float64] | None = None  # how much each point counts; None: equally
     starts: int = 10  # of which the best is kept
     centres: Points | None = None  # (clusters, d) to start from, where the method keeps the last round's
     options: Any = None  # of the rule
+    distance: str = "euclidean"  # one of `distances.DISTANCES`
+    vectors: int = 1  # distance=principal_angles: how many columns a point's basis has
+    given: Points | None = None  # (n, n) distances, where the method has its own
+
+    @property
+    def points(self) -> Points:
+        """(n, d) in float64, of length 1 where the distance is the cosine's."""
+        return normalised(self.features, "l2" if self.distance == "cosine" else "none")
+
+    def distances(self) -> Points:
+        """(n, n), symmetric, 0 on the diagonal."""
+        return pairwise(self.features, self.distance, self.vectors) if self.given is None else self.given
 
 
 ClusteringRule = Callable[[ClusteringTask], "Clustering | Indices"]
@@ -66,6 +79,22 @@ def clustered(rule: str, task: ClusteringTask, context: Context, own: Any = None
     return found if isinstance(found, Clustering) else from_labels(task, np.asarray(found, np.int64))
 
 
+def check_rule(rule: str, distance: str = "euclidean") -> None:
+    """Refuse a rule that is not there, or that cannot work with this distance."""
+    can = CLUSTERING.entry(rule).capabilities.get("distances", DISTANCES)
+    if distance not in can:
+        raise UserError(
+            f"Expected a distance that '{rule}' can work with ({', '.join(can)}), got {distance}: choose one of these, "
+            "or a rule that works with any, as agglomerative.",
+            code="distance", rule=rule, distance=distance,
+        )  # fmt: skip
+
+
+def finds_number(rule: str) -> bool:
+    """Whether a rule finds the number of clusters itself."""
+    return bool(CLUSTERING.entry(rule).capabilities.get("finds", False))
+
+
 def from_labels(task: ClusteringTask, labels: Indices) -> Clustering:
     """The clustering of these labels, used ones first numbered from 0, with weighted means as centres.
 
@@ -73,7 +102,7 @@ def from_labels(task: ClusteringTask, labels: Indices) -> Clustering:
     >>> found.labels.tolist(), found.centres.ravel().tolist(), found.distinct
     ([1, 1, 0], [9.0, 1.0, 0.0], 2)
     """
-    points = np.ascontiguousarray(task.features, np.float64)
+    points = np.ascontiguousarray(task.points)
     weights = np.ones(len(points)) if task.weights is None else task.weights
     used, labels = np.unique(labels, return_inverse=True)
     if len(used) > task.clusters or len(labels) != len(points):
@@ -87,11 +116,16 @@ def from_labels(task: ClusteringTask, labels: Indices) -> Clustering:
     return Clustering(labels.astype(np.int64), centres, float(np.average(away, weights=weights)), len(used))
 
 
-@CLUSTERING.register("kmeans", "weighted K-means, the best of several starts", label="K-means")
+@CLUSTERING.register(
+    "kmeans",
+    "weighted K-means, the best of several starts",
+    label="K-means",
+    distances=("euclidean", "cosine"),
+)
 def kmeans_rule(task: ClusteringTask) -> Clustering:
-    """K-means by scikit-learn, in float64."""
+    """K-means by scikit-learn, in float64; of directions (rows of length 1) where the distance is the cosine's."""
     return kmeans(
-        task.features,
+        task.points,
         task.clusters,
         seed=task.seed,
         weights=task.weights,
@@ -115,12 +149,13 @@ class TrimmedKMeansOptions:
     "K-means that odd points cannot lead astray; counts points equally",
     label="trimmed K-means",
     options=TrimmedKMeansOptions,
+    distances=("euclidean", "cosine"),
 )
 def trimmed_kmeans_rule(task: ClusteringTask) -> Clustering:
     """Lloyd's method with trimmed means as centres."""
     trim, outliers = task.options.trim, task.options.outliers
     return trimmed_kmeans(
-        task.features, task.clusters, seed=task.seed, trim=trim, outliers=outliers, starts=task.starts
+        task.points, task.clusters, seed=task.seed, trim=trim, outliers=outliers, starts=task.starts
     )
 
 
@@ -258,98 +293,3 @@ def match_labels(previous: Indices, labels: Indices, clusters: int) -> Indices:
     renamed = np.empty(clusters, np.int64)
     renamed[rows] = columns
     return renamed
-
-
-class ByParameters(ClusteredModels):
-    """The part that FeSEM and WeCFL share: train first, then K-means on what came out.
-
-    Options of such a method: `features` (part of the model that is clustered), `clustering`, `starts`, `warm`.
-    """
-
-    by_loss = False
-    state = ("clusters", "centres", "points")
-    per_client: ClassVar[dict[str, float]] = {"assignment": UNASSIGNED, "points": np.nan}
-    centres: npt.NDArray[np.float64] | None = None
-    points: npt.NDArray[np.float32] | None = None  # what K-means last saw of each client, NaN where nothing
-    outlying: npt.NDArray[np.bool_]  # of this round's clients that arrived, for methods that look for them
-
-    @classmethod
-    def check(cls, options: Any, context: Context) -> None:
-        CLUSTERING.find(options.clustering)
-
-    def setup(self, fleet: FleetView) -> None:
-        super().setup(fleet)
-        # All clusters start from one model: what a client learns, not where it started, decides its cluster.
-        self.clusters = Models(np.repeat(fleet.initial(1).values, self.K, axis=0))
-
-    def point_weights(self, fleet: FleetView) -> npt.NDArray[np.float64] | None:
-        """How much each client counts in K-means; None means equally."""
-        return None
-
-    def expect(self, fleet: FleetView) -> Indices:
-        assert self.assignment is not None
-        if (self.assignment == UNASSIGNED).all():  # all cluster models are still one and the same
-            return np.zeros(len(fleet.ids), np.int64)
-        return self.labels(fleet)
-
-    def notice(self, theta: Handle) -> None:
-        """Keep the point of every client whose model arrived: the newest is what K-means sees of it."""
-        features = theta.features(self.options.features)
-        if self.points is None:
-            self.points = np.full((self.context.clients, features.shape[1]), np.nan, np.float32)
-        self.points = self.points.copy()
-        self.points[theta.ids[theta.arrived]] = features[theta.arrived]
-
-    def grouped(self, features: Features, weights: npt.NDArray[np.float64] | None, seed: int) -> Clustering:
-        """The clusters of this round's models."""
-        warm = self.centres if self.options.warm else None
-        task = ClusteringTask(features, self.K, seed, weights, self.options.starts, warm)
-        return clustered(self.options.clustering, task, self.context)
-
-    def settle(self, fleet: FleetView, theta: Handle, c: Indices) -> Indices:
-        """K-means on the newest known point of every client seen so far; absent clients keep theirs."""
-        if self.frozen or not theta.arrived.any():
-            return c
-        assert self.assignment is not None
-        self.notice(theta)
-        assert self.points is not None
-        seen = np.flatnonzero(~np.isnan(self.points).any(axis=1))
-        found = self.grouped(
-            self.points[seen],
-            self.point_weights(fleet.select(seen)),
-            int(generator(self.context.seed, "k-means", round=self.number).integers(2**31)),
-        )
-        if found.distinct < self.K:
-            self.events.append(
-                f"Only {found.distinct} distinct models for {self.K} clusters: the rest stays empty."
-            )
-        renamed = match_labels(self.assignment[seen], found.labels, self.K)
-        centres = np.zeros_like(found.centres) if self.centres is None else self.centres.copy()
-        centres[renamed[: found.distinct]] = found.centres[
-            : found.distinct
-        ]  # an empty cluster keeps its centre
-        self.centres = centres
-        self.report["clustering_objective"] = found.objective
-        if found.outlying is not None:
-            self.outlying = found.outlying[np.searchsorted(seen, theta.ids[theta.arrived])]
-        self.assignment = self.assignment.copy()
-        self.assignment[seen] = renamed[found.labels]
-        # Whoever has no point yet (its training blew up) stays unassigned: -1 feeds no cluster.
-        return self.assignment[theta.ids]
-
-
-def normalised(features: Features, rule: str) -> Points:
-    """Rows divided by their length ("l2"), by |sum of their entries| ("sum"), or not at all ("none").
-
-    >>> normalised(np.array([[3.0, 4.0], [0.0, 0.0]]), "l2").tolist()
-    [[0.6, 0.8], [0.0, 0.0]]
-    >>> normalised(np.array([[3.0, -1.0]]), "sum").tolist()
-    [[1.5, -0.5]]
-    """
-    points = np.asarray(features, np.float64)
-    if rule == "none":
-        return points
-    size = (
-        np.sqrt(np.add.reduce(points**2, axis=1)) if rule == "l2" else np.abs(np.add.reduce(points, axis=1))
-    )
-    return np.divide(points, size[:, None], out=points.copy(), where=size[:, None] > 0)

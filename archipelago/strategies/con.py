@@ -7,11 +7,26 @@ Ma, "Clustered Federated Learning", PhD thesis, University of Technology Sydney,
     con.form=para (4.3)   sim = cosine of head parameters of theta_i and Theta_k
     con.form=rep  (4.4)   sim = cosine of the outputs of theta_i and Theta_k on a sample, mean over the batch
 
-Readings. The thesis prints T without -log; minimising the bare ratio would push a client away from its own
-cluster. The released code builds the parameter form from detached tensors, so that it does nothing: here
-it is differentiable (the cluster models are constants). Head: every fully-connected layer (6.1a). "rep"
-compares logits, as the code does. With `cks` beside the parameter form, contrast acts on the head and
-sharing on the backbone (chapter 6, CON&CKS).
+Readings
+
+T
+    paper   the bare ratio, without -log
+    code    -log of it
+    here    as the code: minimising the ratio would push a client away from its own cluster
+Gradient of con.form=para
+    code    none: the term is built from detached numbers
+    here    it is differentiated; cluster models are constants
+Head of con.form=para
+    paper   the head, (6.1a)
+    code    every layer whose name has "fc"
+    here    every fully-connected layer
+Representation of con.form=rep
+    paper   h(theta_i, D_i)
+    code    the logits of the batch
+    here    as the code
+Beside cks
+    paper   chapter 6: contrast on the head, sharing on the backbone
+    here    as the paper, with con.form=para
 """
 
 from __future__ import annotations

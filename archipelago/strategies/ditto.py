@@ -10,12 +10,30 @@ Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Perso
 The pull is towards w^t, the global model a client received in this round, not the one it helps to make. lambda =
 0 is local training. The global model is FedAvg's, to the last bit: v_k never enters it.
 
-Readings. v_k^0 = w^0 for every client, whenever it takes part first. The personal model takes as many local steps
-as the global one, on batches and with optimizer state of its own (the authors' code feeds the same batches to
-both). The global mean is weighted as `weights` says (the authors' code samples clients by size and takes a plain
-mean). Add-ons' terms enter the global objective only. lambda = 1 by default, as in the authors' scripts; their
-choice of lambda by each client on its validation data is not offered. A client that never took part has no v_k
-and predicts with the global model.
+Readings
+
+Where v_k starts
+    paper   any
+    code    w^0
+    here    w^0, whenever a client takes part first
+Batches of v_k
+    paper   s local steps of its own
+    code    the same batches for both models
+    here    as many steps as the global model, with batches and optimizer state of their own
+Weights of the global mean
+    paper   any aggregation
+    code    clients drawn by size, then a plain mean
+    here    as `weights` says
+    option  weights=uniform
+lambda
+    paper   tuned, also by each client on its validation data
+    code    1 in the scripts
+    here    1; the choice by each client is not offered
+    option  ditto.lam
+Add-ons' terms
+    here    they enter the global objective only
+A client that never took part
+    here    has no v_k and predicts with the global model
 """
 
 from __future__ import annotations
@@ -26,6 +44,7 @@ import numpy as np
 
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS, SingleModel
+from archipelago.strategies.expectations import Cost, Expectations
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.parameters import Vector
 from archipelago.strategies.penalties import Proximal
@@ -44,6 +63,8 @@ class DittoOptions:
 )
 class Ditto(SingleModel):
     """w by FedAvg; v_k on F_k(v) + (lambda / 2) ||v - w||^2."""
+
+    expects = Expectations(cost=Cost(down=2, up=1, trainings=2))
 
     Options = DittoOptions
     private = True

@@ -2,7 +2,8 @@
 
 - Thesis Table 7.5: the sum of two methods, `ensemble=[fedavg,ifca]`, Eq. (7.36): logits are added.
 - FedAvg+ and FedProx+ (thesis, CAM paper): K independent runs, soft-voted: `ensemble=[fedavg*5]
-  combine=logit_mean` (the mean of logits, as the released code does; `probability_mean` and `vote` exist too).
+  combine=logit_mean` (the mean of logits, as the released code does; `probability_mean` and `vote` exist too,
+  which decides between classes of equally many votes by the members' probabilities).
 
 Members share the clients and the rounds, and nothing else: every slot, private model, optimizer state and random
 draw of a member carries its number.
@@ -24,6 +25,8 @@ from archipelago.strategies.method import AnyMethod, Method, build, parts_of
 from archipelago.strategies.parameters import Vector
 from archipelago.strategies.references import Indices, Merged, Prediction, Private, Reference
 
+MOST_MEMBERS = 1000
+
 
 def expand(members: list[str]) -> list[str]:
     """`fedavg*3` as three times `fedavg`.
@@ -37,6 +40,10 @@ def expand(members: list[str]) -> list[str]:
         if star and not (count.isdigit() and int(count) >= 1):
             raise UserError(
                 f"Expected a member such as {method}*5, got '{member}': write a whole number after '*'."
+            )
+        if star and int(count) > MOST_MEMBERS:
+            raise UserError(
+                f"Expected at most {MOST_MEMBERS} members of an ensemble, got '{member}': each is a method of its own."
             )
         names += [method] * (int(count) if star else 1)
     return names
@@ -111,6 +118,10 @@ class Ensemble:
 
     def labels(self, fleet: FleetView) -> Indices | None:
         """None: members need not agree on clusters."""
+        return None
+
+    def proximity(self, ids: Indices) -> tuple[Indices, npt.NDArray[np.float64]] | None:
+        """None: members need not compare clients alike."""
         return None
 
     def centre_models(self) -> list[list[Vector]]:

@@ -7,14 +7,32 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "FedDANE: A Federated Newton-Type M
 
     w_k^t ~ argmin_w  F_k(w) + <g_t - grad F_k(w^{t-1}), w - w^{t-1}> + (mu / 2) ||w - w^{t-1}||^2
 
-Readings. Both phases ask the same clients, the participants of the round. (The paper draws a second sample; the
-authors' code means to, but reseeds its sampler and gets the first one again.) Both means are weighted as
-`weights` says. The inexact solver is the experiment's local training, momentum included. Gradients are taken on
-all of a client's samples and in evaluation mode, so with BatchNorm the correction uses running, not batch,
-statistics. g_t is a mean whatever `aggregation` says, so that the corrections cancel: sum_k p_k (g_t - grad F_k) =
-0. mu = 0 by default, as in the authors' own commands for this method; FeSEM's code has 0, 0.5 and 1. A client
-whose gradient is not finite sits out the second phase. Expect poor results on heterogeneous clients: the authors
-say so.
+Readings
+
+Clients of the second phase
+    paper   a second sample
+    code    means to draw one, but reseeds its sampler and gets the first one again
+    here    the participants of the round, in both phases
+Weights of both means
+    paper   clients drawn by p_k, plain means
+    code    by n_k
+    here    as `weights` says; g_t is a mean whatever `aggregation` says: sum_k p_k (g_t - grad F_k) = 0
+    option  weights=uniform
+The inexact solver
+    paper   any; SGD
+    here    the experiment's local training, momentum included
+    option  local.momentum=0
+mu
+    code    0 in the authors' commands for this method; 0, 0.5 and 1 in FeSEM's
+    here    0
+    option  feddane.mu
+Gradients
+    here    on all of a client's samples, in evaluation mode: with BatchNorm from running statistics; a client whose
+            gradient is not finite sits out the second phase
+
+Expected results
+    paper   poor on heterogeneous clients: the authors say so
+    here    the same
 """
 
 from __future__ import annotations

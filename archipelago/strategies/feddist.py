@@ -11,10 +11,21 @@ Algorithms", 2018), whose outer step follows the gradient of a distance, sum_i |
 
 epsilon = 1 is FedAvg, uniform for FedDist and weighted as `weights` says for FedDWS.
 
-Readings. epsilon = 0.6 as in FeSEM's released code, which has no caller for either. Its FedDWS divides by |S|
-a second time and does not run; the paper's words ("changing the aggregation to weighted averaging") are what
-is done here. The step covers BatchNorm's running statistics, as the average does; epsilon stays at or below
-1, so that variances stay positive. `aggregation` replaces the mean of the w_i by another rule.
+Readings
+
+epsilon
+    code    0.6, in FeSEM's code, which has no caller for either
+    here    0.6; at most 1, so that BatchNorm's variances stay positive
+    option  feddist.epsilon, feddws.epsilon
+Weights of FedDWS
+    paper   "changing the aggregation to weighted averaging"
+    code    divides by |S| a second time, and does not run
+    here    as the paper
+What moves
+    here    the whole model, BatchNorm's running statistics included
+Other rules than the mean
+    here    they make the point that the server moves towards
+    option  aggregation
 """
 
 from __future__ import annotations

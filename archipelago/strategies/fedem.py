@@ -10,19 +10,41 @@ Marfoq, Neglia, Bellet, Kameni, Vidal, "Federated Multi-Task Learning under a Mi
 
     theta_m   self.clusters[m]     pi_tm   self.mixture[t, m]     q_t   "q" in the client's state     M   clusters
 
-Readings, all as in the released code unless said otherwise.
-- pi starts uniform, and is updated before local training; the loss of a batch is sum q l / batch size, not
-  divided by the sum of q. The E-step covers all local training samples, in evaluation mode.
-- The server weighs by n_t alone, not by the mass sum_i q. The mean covers the participants of the round; the
-  code averages stale copies of absent clients in.
-- Components draw their own batches and keep their own momentum. The first one uses FedAvg's, and predicts
-  without a detour through probabilities when it is alone, so that M = 1 is FedAvg, bit by bit.
-- Evaluation uses the pi of the round's E-step with the models averaged after it.
-- In a regression l is the squared error, which makes each component a Gaussian of variance 1/2.
-- A sample whose losses are all infinite keeps pi as its responsibilities. A pi_tm of exactly 0 stays 0.
-- The server keeps a table of all pi_t, which the paper leaves with the clients: prediction and figures need it.
-- Clients never seen run E-steps only, `unseen_steps` of them from a uniform pi (the code: one at every log,
-  kept in between).
+Readings
+
+pi
+    paper   starts anywhere in the simplex
+    code    starts uniform, updated before local training; evaluation has it with the models averaged afterwards
+    here    as the code; a pi_tm of exactly 0 stays 0
+Loss of a batch
+    paper   sum_i q l
+    code    sum q l / batch size, not divided by the sum of q
+    here    as the code; the E-step covers all training samples, in evaluation mode
+Server's mean
+    paper   n_t / n, over all clients
+    code    so too: stale copies of absent clients are averaged in
+    here    n_t over the participants of the round, not the mass sum_i q
+    option  weights=uniform
+Batches of the components
+    code    one stream each, optimizers kept
+    here    as the code; the first has FedAvg's and predicts alone where M = 1, which is FedAvg, bit by bit
+Regression
+    here    l is the squared error: each component is a Gaussian of variance 1/2
+A sample that no component explains (all losses infinite)
+    here    keeps pi as its responsibilities
+What a client predicts with
+    paper   the mixture; FedSoft's comparison: the component of largest pi_tm
+    code    the mixture
+    here    the mixture
+    option  fedem.predict=largest
+Where pi_t is kept
+    paper   with the clients
+    here    in a table of the server too: prediction and figures need it
+Clients never seen
+    paper   E-steps only
+    code    one at every log, kept in between
+    here    20 E-steps from a uniform pi
+    option  fedem.unseen_steps
 """
 
 from __future__ import annotations
@@ -35,6 +57,7 @@ import numpy.typing as npt
 
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS
+from archipelago.strategies.expectations import Cost, Expectations, K
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.mixtures import MixtureModels, Weights
 from archipelago.strategies.parameters import Matrix
@@ -46,11 +69,17 @@ class FedEMOptions:
     """`fedem.unseen_steps=...`"""
 
     unseen_steps: int = setting(20, "E-steps of a client that never trained, before it predicts", at_least=1)
+    predict: str = setting(
+        "mixture", "what a client predicts with: the mixture of all components, or the one of largest weight alone",
+        choices=("mixture", "largest"),
+    )  # fmt: skip
 
 
 @METHODS.register("fedem", "mixtures of M models, learned by EM (Marfoq et al. 2021)", label="FedEM")
 class FedEM(MixtureModels):
     """E-step, weighted local training of all components, mean of each."""
+
+    expects = Expectations(cost=Cost(down=K, up=K, trainings=K))
 
     Options = FedEMOptions
     mixes = True
@@ -94,6 +123,8 @@ class FedEM(MixtureModels):
     def prediction(self, fleet: FleetView) -> Prediction:
         if self.K == 1:
             return Prediction([self.clusters[0]])
+        if self.options.predict == "largest":
+            return Prediction([self.clusters[self.labels(fleet)]])
         components = [self.clusters[m] for m in range(self.K)]
         return Prediction([*components], weights=self.weights(fleet), combine="probability_mean")
 

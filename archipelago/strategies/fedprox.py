@@ -4,9 +4,16 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 
     min_theta  l_i(theta) + (mu / 2) ||theta - Theta_g||^2
 
-Reading: mu = 0.95 with the factor 1/2. The "coefficient of 230" printed in the CAM paper has no counterpart
-in any released code and would pin every client to the global model. The term is differentiable and covers the
-trainable parameters, not BatchNorm's buffers.
+Readings
+
+mu
+    paper   tuned, from 0.001 to 1; CAM and thesis: "a coefficient of 230 and a regularization of 0.95"
+    code    FedBase calls it with 0.1; 0.95 stands where other methods are regularised
+    here    0.95: 230 is in no released code and would pin every client to the global model
+    option  fedprox.mu
+The gradient of the term
+    code    FedBase from 0.10.1 and FeSEM's: none, the term is built from detached numbers
+    here    it is differentiated, over trainable parameters and not over BatchNorm's buffers
 """
 
 from __future__ import annotations
@@ -15,6 +22,7 @@ from dataclasses import dataclass
 
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS, SingleModel
+from archipelago.strategies.expectations import Cost, Expectations
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.penalties import Proximal
 
@@ -31,6 +39,8 @@ class FedProxOptions:
 )
 class FedProx(SingleModel):
     """FedAvg on l_i + (mu / 2) ||theta - Theta_g||^2."""
+
+    expects = Expectations(cost=Cost(down=1, up=1, trainings=1))
 
     Options = FedProxOptions
     proximal = True

@@ -10,12 +10,20 @@ FeSEM's second baseline.
 
 It equals averaging the models of one full-batch SGD step without momentum.
 
-Readings. n runs over the participants of the round. Of the `local` settings only `lr` counts: there are no local
-steps, hence no batches, momentum, weight decay or stragglers. Gradients are taken in evaluation mode, so a
-network's BatchNorm keeps the running statistics it was initialised with (the run says so). `aggregation` applies
-to the gradients, which for coordinate-wise rules is the same as applying it to the one-step models; matched
-averaging permutes neurons, and a gradient has none: refused. FeSEM's released code uses the first two samples of
-a client and no others: not followed.
+Readings
+
+Samples of a gradient
+    paper   all of a client's samples (E = 1, B = infinity)
+    code    FeSEM's: the client's first two samples
+    here    all of them; n runs over the participants of the round
+Settings that count
+    here    local.lr alone: no local steps, hence no batches, momentum, weight decay or stragglers
+BatchNorm
+    here    gradients are taken in evaluation mode: running statistics stay as initialised, and the run says so
+    option  a network without BatchNorm
+Other rules than the mean
+    here    they are applied to the gradients; matched averaging is refused, a gradient has no neurons
+    option  aggregation
 """
 
 from __future__ import annotations
@@ -27,6 +35,7 @@ import numpy as np
 from archipelago.core.errors import UserError
 from archipelago.strategies.aggregation import refuse_reordering
 from archipelago.strategies.base import METHODS, Context, SingleModel
+from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.parameters import descended
 
@@ -36,6 +45,13 @@ from archipelago.strategies.parameters import descended
 )
 class FedSGD(SingleModel):
     """w - eta sum_k (n_k / n) grad F_k(w)."""
+
+    expects = Expectations(
+        cost=Cost(down=1, up=1, trainings=1),
+        known=(
+            Known("accuracy", ALL, "one step of the server a round, where others take ten at every client"),
+        ),
+    )
 
     takes_steps = False
 
@@ -47,7 +63,8 @@ class FedSGD(SingleModel):
         self.refuse_penalties(fleet)
         g = fleet.gradients(at=self.model)  # g_k = grad F_k(w_t)
         mean = self.average(g, fleet, otherwise=np.zeros_like(self.model))
-        self.model = descended(self.model, mean, self.context.lr)  # w_t - eta sum_k (n_k / n) g_k
+        eta = self.lr
+        self.model = descended(self.model, mean, eta)  # w_t - eta sum_k (n_k / n) g_k
         if g.arrived.any():
             n = fleet.sizes[g.arrived]
             self.report["federated_objective"] = float(np.average(g.objective[g.arrived], weights=n))

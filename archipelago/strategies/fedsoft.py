@@ -9,25 +9,45 @@ numbers are those of Algorithm 1.
     w_k     the client's own model  lambda  fedsoft.lam             tau    fedsoft.tau
     K       fedsoft.select          sigma   fedsoft.sigma           S      clusters
 
-Readings.
-- (6) prints a sum over the selected set, which is drawn with these very probabilities: v_s is normalised over
-  all clients that are present (the released code: over all N).
-- Sel_s is drawn without replacement. With select=0, or no more clients than `select`, everyone trains and
-  c_s = sum_k v_sk w_k, the paper's form for full participation: the plain mean of line 18 over everyone
-  would make all centres equal. A drawn client that does not deliver is left out of the mean.
-- w_k is warm-started from the client's own last model, the first time from one common random model (the paper
-  is silent; so does the released code); `init_from=mixture` starts from sum_s u_ks c_s / sum_s u_ks, where (5)
-  says that w_k* is centred.
-- u_ks is not renormalised after max{., sigma}, so that (4) uses what line 11 says; n_k is 1 for each client
-  under `weights=uniform`. A centre that no sample prefers draws clients by n_k (paper: "treats all equally").
-- Another `aggregation` than the mean takes each centre's drawn clients; where all take part, a client counts
-  for its centre of largest weight (such rules count everyone alike, which would make all centres equal).
-- Under partial participation only the clients of the round are asked for u and can be drawn; one that has no
-  u yet is asked at once, between two estimations too.
-- The term of (4) covers trainable parameters, not BatchNorm's buffers. Centres and models start from the
-  model's own initialisation (paper: Xavier normal); optimizer, batches and epochs are `local.*`.
-- A client that never trained predicts with the centre of largest weight, as do clients never seen, for whom u
-  is estimated then and there.
+Readings
+
+v_s
+    paper   (6): normalised over the selected set, which is drawn with these very probabilities
+    code    over all N
+    here    over all clients that are present
+Sel_s
+    paper   K clients for each centre
+    code    drawn without replacement
+    here    as the code; a drawn client that does not deliver is left out of the mean
+    option  fedsoft.select
+Everyone takes part
+    paper   c_s = sum_k v_sk w_k
+    here    so too, with select=0 or no more clients than `select`: the plain mean of line 18 would make all centres
+            equal
+Where w_k starts
+    code    from the client's own last model, the first time from one common random model
+    here    as the code; or from sum_s u_ks c_s / sum_s u_ks, where (5) says that w_k* is centred
+    option  fedsoft.init_from=mixture
+u_ks
+    paper   at least sigma; a centre that no sample prefers treats all clients equally
+    here    not renormalised, so that (4) uses what line 11 says; such a centre draws clients by n_k
+    option  fedsoft.sigma, weights=uniform
+First models
+    paper   Xavier normal
+    code    Xavier normal for linear layers, Kaiming uniform for convolutions
+    here    the network's own initialisation
+Clients of a round
+    paper   all are asked for u every tau rounds
+    here    those of the round are asked and can be drawn; one that has no u yet is asked at once
+    option  fedsoft.tau, participation.fraction
+The term of (4)
+    code    all parameters
+    here    trainable parameters, not BatchNorm's buffers
+Other rules than the mean
+    here    each centre's drawn clients; where all take part, a client counts for its centre of largest weight
+    option  aggregation
+A client that never trained
+    here    predicts with the centre of largest weight; of clients never seen u is estimated then and there
 """
 
 from __future__ import annotations
@@ -42,6 +62,7 @@ from archipelago.core.randomness import generator
 from archipelago.core.settings import setting
 from archipelago.strategies.aggregation import Uploads
 from archipelago.strategies.base import METHODS, lowest
+from archipelago.strategies.expectations import Cost, Expectations, K
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.mixtures import MixtureModels, Weights
 from archipelago.strategies.parameters import Matrix, Vector, normalised_rows
@@ -74,6 +95,8 @@ class FedSoftOptions:
 class FedSoft(MixtureModels):
     """Estimate u, draw clients by v, train each once on h_k, average each centre's clients."""
 
+    expects = Expectations(cost=Cost(down=1 + K, up=1, trainings=1))
+
     Options = FedSoftOptions
     private = True
     compares_models = True
@@ -90,7 +113,9 @@ class FedSoft(MixtureModels):
         drawn = self.draw(v)  # line 16
         trains = drawn.any(axis=0)
         w = self.train(fleet.select(fleet.ids[trains]), u[trains])  # line 17, (4)
-        self.clusters = self.centres(w, drawn[:, trains], fleet)  # line 18
+        fed = np.asarray((drawn[:, trains] * w.arrived).any(axis=1))
+        means = self.centres(w, drawn[:, trains], fleet)  # line 18
+        self.clusters = self.stepped(w, self.clusters, means, fed, fleet)
         self.report["trained"] = int(trains.sum())
 
     def estimate(self, fleet: FleetView) -> Weights:

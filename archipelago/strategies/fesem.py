@@ -8,14 +8,33 @@ personalization", World Wide Web 2023; thesis (3.2a), (3.2b).
 Each round: local update from the cluster's model (Alg. 2), E-step (8): nearest centre by K-means on model
 parameters, M-step (9): the mean inside each cluster.
 
-Readings. Eq. (7)'s factors alpha_i and 1/m are used nowhere: the local objective is l_i + (lambda/2) ||W_i -
-W~(c)||^2 on trainable parameters (lambda = 0 in the CAM paper's and the thesis's tables). K-means sees the
-last layer's weight matrix, as all released code does, not "the flattened parameters"; `features=head` is every
-fully-connected layer. (9) is the uniform mean: `weights=uniform`; by default the mean is weighted by
-n_i, as in the tables of the CAM paper and the thesis, so that K = 1 is FedAvg. Centres: the best of
-`starts` K-means++ starts every round (the paper: best of 20 once), or `warm`: from the last centres.
-K-means sees the newest known model of every client seen so far, as the paper's own code
-does; clients that were never seen join the cluster of least loss.
+Readings
+
+Local objective
+    paper   (7), with factors alpha_i and 1/m on its parts
+    code    the loss alone; FedBase, where asked to: l_i plus a pull whose gradient is 0
+    here    l_i + (lambda / 2) ||W_i - W~(c)||^2 on trainable parameters, lambda = 0 as in the CAM paper's and the
+            thesis's tables
+    option  fesem.lam
+What K-means sees
+    paper   the flattened parameters
+    code    the last layer's weight matrix
+    here    as the code
+    option  fesem.features=head|parameters|updates, or a descriptor
+Mean of a cluster
+    paper   (9): uniform
+    code    FedBase: by n_i
+    here    by n_i, so that K = 1 is FedAvg
+    option  weights=uniform
+Centres of K-means
+    paper   the best of 20 starts, once
+    code    its own: warm; FedBase: new starts every round
+    here    the best of 20 K-means++ starts, every round
+    option  fesem.warm, fesem.starts, fesem.clustering, fesem.distance
+Absent clients
+    paper   all take part
+    code    their last point
+    here    K-means sees the newest known point of every client; those never seen join the cluster of least loss
 """
 
 from __future__ import annotations
@@ -24,7 +43,9 @@ from dataclasses import dataclass
 
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS
-from archipelago.strategies.clustering import ByParameters
+from archipelago.strategies.by_parameters import ByParameters
+from archipelago.strategies.distances import DISTANCES
+from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.penalties import Penalty, Proximal
 from archipelago.strategies.references import Indices
@@ -36,9 +57,11 @@ class FeSEMOptions:
 
     lam: float = setting(0.0, "pull of the local objective towards the own centre, Eq. (7)", at_least=0)
     features: str = setting(
-        "classifier", "what K-means sees of a model", choices=("classifier", "head", "parameters")
+        "classifier",
+        "what is clustered: classifier, head, parameters, updates, or a descriptor (see `list`)",
     )
     clustering: str = setting("kmeans", "clustering rule (see `list`), or an import path")
+    distance: str = setting("euclidean", "how far apart clients are", choices=DISTANCES)
     starts: int = setting(20, "K-means++ starts, of which the best is kept", at_least=1)
     warm: bool = setting(False, "start K-means from the last round's centres")
 
@@ -48,6 +71,11 @@ class FeSEMOptions:
 )
 class FeSEM(ByParameters):
     """Local update, E-step, M-step."""
+
+    expects = Expectations(
+        cost=Cost(down=1, up=1, trainings=1),
+        known=(Known("cost", "participation", "a client never seen compares all models, once", limit=3.0),),
+    )
 
     Options = FeSEMOptions
 

@@ -3,22 +3,49 @@
 Thesis section 7.4.4: after training, one extra local training without aggregation, then the test. The base never
 sees the fine-tuned models.
 
-Readings. So that the final metric (the mean of the last evaluations) is about fine-tuned models, each of the last
-`evaluation.last` evaluations fine-tunes the models of its own round; earlier evaluations show the base as it
-is. The optimizer starts afresh. Where predictions add several models (CAM), each is fine-tuned in turn on top
-of the others, cluster part first, and the test is on the sum ("the same inference method as before"; the
-released code forgets to add the global one).
+Readings
+
+When
+    paper   after training
+    here    at each of the last `evaluation.last` evaluations, so that the final metric is about fine-tuned models;
+            earlier ones show the base as it is
+    option  evaluation.last
+Optimizer
+    code    continues where the model's own training left it
+    here    the same, and the round does not keep what it became
+    option  finetune.fresh=true
+Several models that add up (CAM)
+    paper   "the same inference method as before"
+    code    tests the cluster part alone
+    here    each is fine-tuned on top of the others, cluster part first; the test is on the sum
+    option  finetune.predict=cluster
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from archipelago.core.settings import setting
 from archipelago.strategies.addon import ADDONS, Addon
 from archipelago.strategies.base import Context, Strategy
+from archipelago.strategies.expectations import Cost, Expectations
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.references import Prediction
 from archipelago.strategies.tuning import tuned, why_not_tuned
+
+
+@dataclass
+class FinetuneOptions:
+    """`finetune.fresh=...`"""
+
+    fresh: bool = setting(False, "start with an empty optimizer instead of the momentum that clients have")
+    predict: str = setting(
+        "sum",
+        "compat: cluster tests the cluster part alone where predictions add a shared one (released code)",
+        choices=("sum", "cluster"),
+    )
 
 
 @ADDONS.register(
@@ -27,6 +54,9 @@ from archipelago.strategies.tuning import tuned, why_not_tuned
 class Finetune(Addon[Strategy]):
     """Local training on top of what the base predicts with."""
 
+    expects = Expectations(cost=Cost())
+
+    Options = FinetuneOptions
     late = True
 
     @classmethod
@@ -45,7 +75,12 @@ class Finetune(Addon[Strategy]):
         return base.number >= self.first_round(self.context)
 
     def prediction(self, base: Strategy, fleet: FleetView, prediction: Prediction) -> Prediction:
-        return tuned(fleet, prediction) if self.tunes(base) else prediction
+        if not self.tunes(base):
+            return prediction
+        found = tuned(fleet, prediction, fresh=self.options.fresh)
+        if self.options.predict == "cluster":
+            return dataclasses.replace(found, models=found.models[:1], weights=None, slots=None, names=None)
+        return found
 
 
 def first_tuned_round(rounds: int, every: int, last: int) -> int:

@@ -5,11 +5,27 @@ Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS
 
     H_k   self.clusters[k]     r_i   c (cluster of client i)     L   mean loss on the client's training data
 
-Readings: all K losses are taken on the same, full local training data; ties go to the lowest index; K
-independent initialisations by default (`init` has the paper's remedies against a bad start: one draw plus
-noise, or drawn again until balanced; `share_backbone` is its weight sharing); the average inside a cluster
-is weighted as `weights` says (the paper's MNIST code is uniform, its FEMNIST code weighs by samples); an empty
-cluster keeps its model; a client that has not taken part yet predicts with the cluster of least loss.
+Readings
+
+Data of the K losses
+    paper   the client's empirical loss F_i
+    code    MNIST: all of it; FedBase: other batches for each model that is compared
+    here    all local training data, the same for all K; ties go to the lowest index
+First models
+    paper   a good start is assumed; drawn again until balanced (CIFAR), or one pre-trained backbone (FEMNIST)
+    code    FedBase: K independent draws
+    here    K independent draws
+    option  ifca.init=perturbed|balanced, ifca.share_backbone
+Mean inside a cluster
+    paper   MNIST uniform, FEMNIST by samples
+    here    as `weights` says
+    option  weights=uniform
+An empty cluster
+    code    keeps its model
+    here    as the code
+Test
+    code    MNIST: the cluster of least loss on the test data
+    here    the cluster of the round; a client that has not taken part yet joins that of least training loss
 """
 
 from __future__ import annotations
@@ -23,6 +39,7 @@ from archipelago.core.randomness import generator
 from archipelago.core.settings import setting
 from archipelago.strategies.aggregation import refuse_reordering
 from archipelago.strategies.base import METHODS, ClusteredModels, Context, lowest
+from archipelago.strategies.expectations import Cost, Expectations, K
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.references import Indices, Models
 
@@ -52,6 +69,8 @@ class IFCAOptions:
 )
 class IFCA(ClusteredModels):
     """Alternate r_i = argmin_k L(H_k, D_i) and FedAvg inside each cluster."""
+
+    expects = Expectations(cost=Cost(down=K, up=1, trainings=1))
 
     Options = IFCAOptions
     compares_models = True
@@ -94,9 +113,10 @@ class IFCA(ClusteredModels):
         return c
 
     def update(self, fleet: FleetView, theta: Handle, c: Indices) -> None:
+        received = self.clusters[0]
         super().update(fleet, theta, c)  # (3.1b)
         if self.options.share_backbone:
-            everyone = self.average(theta, fleet, otherwise=self.clusters[0])
+            everyone = self.average(theta, fleet, otherwise=received)
             self.clusters = _with_common(self.clusters, everyone, fleet.spec.columns("backbone"))
 
     def balanced(self, fleet: FleetView) -> Models:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from archipelago.strategies.parameters import Matrix, ModelSpec, Vector, Weights
 from archipelago.strategies.penalties import Penalty
 from archipelago.strategies.references import Indices, Models, Prediction, Reference, SampleWeights
+from archipelago.strategies.rules import Rule
 
 
 class Handle(Protocol):
@@ -24,12 +25,20 @@ class Handle(Protocol):
         """The clients, ascending."""
 
     @property
+    def slot(self) -> str:
+        """The training that made them: its name in the method, the same in every round."""
+
+    @property
     def arrived(self) -> npt.NDArray[np.bool_]:
         """Which of `ids` delivered a finite model; the others weigh nothing."""
 
     @property
     def objective(self) -> npt.NDArray[np.float64]:
         """Each client's mean local objective over its steps."""
+
+    @property
+    def steps(self) -> npt.NDArray[np.float64]:
+        """Local steps that each client took."""
 
     def combine(self, weights: npt.ArrayLike, otherwise: Models | None = None) -> Models:
         """The (K, n) weighted sums, rows normalised; a row that weighs nothing keeps `otherwise`."""
@@ -54,6 +63,49 @@ class Handle(Protocol):
 
     def distances(self, to: Reference) -> npt.NDArray[np.float64]:
         """Euclidean distance of each client's model to its reference."""
+
+
+class ClientView(Protocol):
+    """A client as its own code sees it: what functions given to `FleetView.map` and `describe` get first.
+
+    It lives where the client does. Forward passes that it makes are counted as what the round costs.
+    """
+
+    @property
+    def id(self) -> int:
+        """The client's id."""
+
+    @property
+    def size(self) -> int:
+        """n_i: training samples."""
+
+    @property
+    def classes(self) -> int | None:
+        """Classes of the data set; None in a regression."""
+
+    def samples(self) -> npt.NDArray[np.float32]:
+        """(n, ...) training inputs, normalised, as a network sees them."""
+
+    def labels(self) -> npt.NDArray[Any]:
+        """(n,) their targets."""
+
+    def label_counts(self) -> npt.NDArray[np.int64]:
+        """(classes,) training samples of each class."""
+
+    def outputs(self, model: Vector) -> npt.NDArray[np.float32]:
+        """(n, outputs) of a model, in evaluation mode."""
+
+    def features(self, model: Vector, layer: str = "") -> npt.NDArray[np.float32]:
+        """(n, d): what enters the classifier of a model, or what the layer of that name puts out, flattened."""
+
+    def sample_losses(self, models: Matrix) -> npt.NDArray[np.float32]:
+        """(n, K) training losses under each of K models."""
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Random draws of this client's own, the same on every layout."""
+
+    def unlabelled(self, split: str = "train") -> ClientView:
+        """The same client without labels, by its training or its test inputs: for clients that have no labels."""
 
 
 class FleetView(Protocol):
@@ -95,16 +147,33 @@ class FleetView(Protocol):
         slot: str = "main",
         keep: str | None = None,
         fresh: bool = False,
+        continues: str | None = None,
         held: int = 0,
         compared: bool = True,
+        restart: bool = False,
+        only: Sequence[str] | None = None,
+        steps: int | None = None,
+        rule: Rule | None = None,
+        sends: bool = False,
     ) -> Handle:
         """Local training of every client of this view.
 
-        `keep` stores the result as a private model; `fresh` uses a new optimizer and forgets it. The first `held`
-        of `on_top_of` are with the clients from earlier rounds: what the round costs does not count them as sent.
-        Records of client models show the round's first training; one with `compared=False` only where it is alone.
+        `keep` stores the result as a private model; `fresh` uses a new optimizer, or one that starts as that of the
+        slot `continues`, and forgets it; with `sends` the server sees what comes of it as of any other training. The
+        first `held` of `on_top_of` are with the clients from earlier rounds: what the round costs does not count them
+        as sent. `restart`: the optimizer starts anew in every round, whatever `local.keep_optimizer` says. `only` names
+        the tensors that are trained, the others stay as they are; `steps` is how many steps there are, where they are
+        not those of the settings; `rule` says how a step follows from gradients, where it is not along the gradient at
+        the model (`rules.py`). Records of client models show the round's first training; one with `compared=False` only
+        where it is alone.
 
         The objective is mean(weight * loss(scale * (own + underlying outputs))) plus the penalties.
+        """
+
+    def derive(self, reference: Reference, *, slot: str, keep: str | None = None) -> Handle:
+        """What a reference means for each client (a `Sum`, mostly), as a result that can be averaged.
+
+        It is made where the client is. `keep` stores it as a private model, which then never leaves the client.
         """
 
     def forget(self, name: str) -> None:
@@ -137,8 +206,14 @@ class FleetView(Protocol):
     def map(self, function: Callable[..., Any], *, stage: str, **inputs: Reference | Any) -> list[Any]:
         """Run a pure client function `(client, state, **inputs) -> (state, result)` on every client.
 
-        The state it returns is the client's new state: what is not in it is forgotten.
+        `client` is a `ClientView`. The state it returns is the client's new state: what is not in it is forgotten.
+        """
+
+    def describe(self, function: Callable[..., Any], *, stage: str, **inputs: Reference | Any) -> list[Any]:
+        """What a pure function `(client, **inputs)` of each client's view returns, in the order of `ids`.
+
+        What it returns is sent to the server, and its numbers are counted as that part of a model.
         """
 
 
-__all__ = ["FleetView", "Handle", "Weights"]
+__all__ = ["ClientView", "FleetView", "Handle", "Weights"]

@@ -1,7 +1,17 @@
 """Local (NonFed): every client trains alone; nothing is ever averaged.
 
-FeSEM's first baseline (Long, Xie et al.). All clients start from one common random model and take as many
-local steps in total as a federated run does, so that the comparison is fair.
+FeSEM's first baseline (Long, Xie et al.), and the lower end of every comparison with personal models.
+
+Readings
+
+Where clients start
+    code    one common random model
+    here    as the code
+How long they train
+    paper   5 or 10 epochs in all
+    code    FedBase: as many local steps in total as a federated run
+    here    as FedBase, so that the comparison is fair
+    option  rounds
 """
 
 from __future__ import annotations
@@ -10,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from archipelago.strategies.base import METHODS, Strategy
+from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.parameters import Vector
 from archipelago.strategies.references import Prediction, Private
@@ -19,7 +30,17 @@ from archipelago.strategies.references import Prediction, Private
 class Local(Strategy):
     """theta_i is private to client i."""
 
+    expects = Expectations(
+        cost=Cost(down=1, trainings=1),
+        known=(
+            Known(
+                "accuracy", ALL, "nothing is shared: a client has its own samples and no others", limit=0.15
+            ),
+        ),
+    )
+
     private = True
+    aggregates = False
     state = ("start",)
     start: Vector
 

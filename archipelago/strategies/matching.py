@@ -10,12 +10,6 @@ of the clients so far, by the Hungarian method, at the least sum of squared dist
 client again, to the mean of the others, until nothing moves. Where a convolution meets a linear layer, all positions
 of a channel move together. The outputs of the last layer are classes: they are never put in another order.
 
-Readings and deviations. Widths are fixed: FedMA's nonparametric matching can open new neurons, which would change
-the architecture and the vectors that K-means compares. The last layer is the weighted mean like the others (FedMA
-weighs it by class frequencies, which the server does not know). Clients do not retrain between layers. The
-neurons end up in the order of the cluster's first client. Running statistics of normalisation move with their
-channel and have no say in the matching.
-
 Only chains of layers can be followed: convolutions, linear layers, and normalisation with one value per
 channel. The chain is read off the names and shapes of the model's tensors. Named modules inside a block, names
 that speak of shortcuts and shapes that do not fit one after the other are refused; a network that adds
@@ -151,7 +145,30 @@ class MatchedOptions:
     check=chain,
 )
 def matched(uploads: Uploads) -> Models:
-    """The matched mean of each cluster."""
+    """The mean of models whose neurons were first put in one order (FeSEM-MA, after FedMA).
+
+    Readings
+
+    Where members of a cluster start
+        paper   FeSEM-MA: from models of their own, which need not have their neurons in one order
+        code    no released code joins it with FeSEM's clusters
+        here    from their cluster's model, as in FeSEM. Then neurons keep their places: at usual learning rates none of
+                24,000 moved, and FeSEM-MA equals FeSEM. It matters for clients that start apart, as in FedMA
+    Widths
+        paper   FedMA opens new neurons where none fits
+        code    so too
+        here    fixed: others would change the architecture, and the vectors that K-means compares
+    The last layer
+        paper   FedMA weighs it by class frequencies
+        here    the mean like the others: the server does not know the classes
+    Between layers
+        paper   FedMA: clients retrain
+        here    they do not
+    Order of the neurons
+        here    that of the cluster's first client
+    BatchNorm
+        here    running statistics move with their channel and have no say in the matching
+    """
     values = uploads.otherwise.values.copy()
     matched_means(
         values, uploads.theta, uploads.members, uploads.weights, uploads.spec, uploads.options.sweeps

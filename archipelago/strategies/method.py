@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from archipelago.core.errors import UserError
 from archipelago.core.registry import Entry
+from archipelago.strategies import server_optimizers
 from archipelago.strategies.addon import ADDONS, Addon
+from archipelago.strategies.aggregation import refuse_reordering
 from archipelago.strategies.base import METHODS, Context, Strategy
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.parameters import Vector
@@ -68,6 +70,9 @@ class AnyMethod(Protocol):
 
     def labels(self, fleet: FleetView) -> Indices | None:
         """The cluster of each client of `fleet`, also of clients never seen; None without clusters."""
+
+    def proximity(self, ids: Indices) -> tuple[Indices, npt.NDArray[np.float64]] | None:
+        """Clients of `ids` that are compared, and their distances; None without such distances."""
 
     def centre_models(self) -> list[list[Vector]]:
         """For each cluster, the models whose outputs add up."""
@@ -126,6 +131,9 @@ class Method:
 
     def labels(self, fleet: FleetView) -> Indices | None:
         return self.base.labels(fleet)
+
+    def proximity(self, ids: Indices) -> tuple[Indices, npt.NDArray[np.float64]] | None:
+        return self.base.proximity(ids)
 
     def centre_models(self) -> list[list[Vector]]:
         return self.base.centre_models()
@@ -187,6 +195,10 @@ class Method:
     def freezes(self) -> bool:
         return any(addon.freezes(self.base) for addon in self.addons)
 
+    def point_weights(self, fleet: FleetView) -> npt.NDArray[np.float64] | None:
+        found = (addon.point_weights(self.base, fleet) for addon in self.addons)
+        return next((weights for weights in found if weights is not None), None)
+
 
 def parse_method(text: str, clusters: int | None = None) -> tuple[str, list[str]]:
     """`base+addon+addon` as (base, [addon, ...]), or a sentence about what is wrong with it.
@@ -229,6 +241,9 @@ def parts_of(method: str, clusters: int | None = None) -> list[Entry[Any]]:
 
 def check_options(method: str, options: Mapping[str, Any], context: Context) -> None:
     """Refuse settings that the base or an add-on cannot be run with."""
+    if not server_optimizers.chosen(context.server).is_identity:
+        why = "the server's step is a difference of models, whose neurons must be in one order"
+        refuse_reordering(context.aggregation, f"server.optimizer={context.server.optimizer}", why)
     for entry in parts_of(method):
         entry.value.check(options.get(entry.section) or entry.options(), context)
 

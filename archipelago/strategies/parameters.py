@@ -132,6 +132,28 @@ def mixed(models: Matrix, weights: npt.ArrayLike) -> Vector:
     return _value(total)
 
 
+def summed(models: Sequence[Vector], factors: Sequence[float]) -> Vector:
+    """The models times their factors, added up in their order.
+
+    >>> summed([np.float32([1, 2]), np.float32([3, 6])], [2.0, -1.0]).tolist()
+    [-1.0, -2.0]
+    """
+    total = np.zeros(models[0].shape)
+    for factor, model in zip(factors, models, strict=True):
+        total += factor * model.astype(np.float64)
+    return _value(total)
+
+
+def length_of(values: npt.NDArray[np.float32]) -> float:
+    """The Euclidean length, summed in float64.
+
+    >>> length_of(np.float32([3, 4]))
+    5.0
+    """
+    wide = values.astype(np.float64)
+    return math.sqrt(float(np.add.reduce(wide * wide)))
+
+
 def moved(start: Vector, towards: Vector, share: float) -> Vector:
     """(1 - share) * start + share * towards, as a value of its own; share 1 gives `towards` to the last bit.
 

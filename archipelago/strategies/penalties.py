@@ -6,7 +6,9 @@ tensor of the trainable columns) or of its live outputs on the batch, never of d
 A penalty is a frozen dataclass. `anchors` names the fields that are references: they are resolved for each
 client and held constant. `outputs` names the fields that are models whose outputs on the batch are
 needed; those arrive in `anchors` as (samples, outputs) or, for K models, (samples, K, outputs), and with them
-"own_outputs", the live outputs of the client's own model. One that is a mean over the samples says so
+"own_outputs", the live outputs of the client's own model. `features`, which a penalty need not have, is the same for
+what enters the classifier: the fields whose features are needed arrive as (samples, d), and "own_features" with them.
+One that is a mean over the samples says so
 (`per_sample = True`): then clients can be trained together, with batches that are filled up. A penalty travels to the
 clients as it is, with encoded references in these fields.
 """
@@ -35,6 +37,11 @@ class Penalty(Protocol):
 
     def value(self, parameters: torch.Tensor, anchors: dict[str, torch.Tensor]) -> torch.Tensor:
         """The term for one client, a scalar."""
+
+
+def features_of(penalty: Penalty) -> dict[str, Reference]:
+    """The fields of a penalty that are models whose features on the batch are needed."""
+    return dict(getattr(penalty, "features", {}))
 
 
 def part(values: torch.Tensor, columns: npt.NDArray[np.int64]) -> torch.Tensor:

@@ -3,6 +3,19 @@
 `prox` adds (mu / 2) ||theta - start||^2 to the local objective, start being the model the client received: the
 global one, or its cluster's (FedProx's term, Li et al. 2020, inside clusters). `few_shots` clusters in the first
 `few_shots.rounds` rounds only and holds the assignment still afterwards (thesis, Algorithms 2 to 4).
+
+Readings
+
+prox: where the pull leads
+    paper   FedProx: the global model; thesis: every client is regularised towards its cluster's model
+    code    FedBase: the global model, by detached numbers from 0.9.12 on
+    here    the model that the client started the round from; differentiated
+    option  prox.mu
+few_shots: rounds that cluster
+    paper   the first 10
+    code    every round, in all released versions
+    here    the first 10, then the assignment is held still
+    option  few_shots.rounds
 """
 
 from __future__ import annotations
@@ -13,6 +26,7 @@ from dataclasses import dataclass
 from archipelago.core.settings import setting
 from archipelago.strategies.addon import ADDONS, Addon
 from archipelago.strategies.base import UNASSIGNED, ClusteredModels, SingleModel, Strategy, bases_of
+from archipelago.strategies.expectations import Cost, Expectations
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.penalties import Penalty, Proximal
 from archipelago.strategies.references import Indices
@@ -28,6 +42,8 @@ class ProxOptions:
 @ADDONS.register("prox", "a proximal term towards the model a client received (Li et al. 2020)", label="Prox")
 class Prox(Addon[SingleModel | ClusteredModels]):
     """(mu / 2) ||theta - start||^2."""
+
+    expects = Expectations(cost=Cost())
 
     Options = ProxOptions
 

@@ -1,8 +1,21 @@
 """Oracle and random clusters: the upper and the lower reference of a clustered method.
 
-`oracle` is FedAvg inside the ground-truth groups of the data; `random` is FedAvg inside groups drawn once. Neither
-ever re-clusters. What a method gains over `random` is due to its clusters, what it lacks to `oracle` is what
-better clusters could still bring.
+`oracle` is FedAvg inside the ground-truth groups of the data, of every round where data changes during a run (the
+oracle per time step); `random` is FedAvg inside groups drawn once. Neither ever re-clusters by itself. What a method
+gains over `random` is due to its clusters, what it lacks to `oracle` is what better clusters could still bring. They
+are the platform's own references: there is no paper.
+
+Readings
+
+Where clusters start
+    here    all from one model
+Random clusters
+    here    as equal in size as they can be, drawn once from the seed
+More clusters than ground-truth groups
+    here    the rest stays empty; fewer are refused
+    option  clusters
+Where the model of a group starts that appears during a run
+    here    from the one model that all started from, as if it had been there and without clients
 """
 
 from __future__ import annotations
@@ -13,9 +26,10 @@ import numpy as np
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
-from archipelago.strategies.base import METHODS, ClusteredModels, Context
+from archipelago.strategies.base import METHODS, UNASSIGNED, ClusteredModels, Context
+from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
-from archipelago.strategies.references import Models
+from archipelago.strategies.references import Indices, Models
 
 
 class FixedClusters(ClusteredModels):
@@ -43,7 +57,8 @@ class Oracle(FixedClusters):
                 "The oracle needs data with ground-truth groups, got none: use a cluster-wise partition, "
                 "data.rotations or the synthetic data set, or another method."
             )
-        found = len(np.unique(context.groups))
+        known = context.groups if context.known_groups is None else context.known_groups
+        found = len(np.unique(known))
         if found > context.clusters:
             raise UserError(
                 f"The oracle needs a cluster for each of the {found} ground-truth groups, got "
@@ -52,9 +67,19 @@ class Oracle(FixedClusters):
 
     def setup(self, fleet: FleetView) -> None:
         super().setup(fleet)
-        assert self.context.groups is not None, "seen by `check`"
-        _, labels = np.unique(self.context.groups, return_inverse=True)
-        self.assignment = labels.astype(np.int64)
+        self.assignment = self._of_round(1)
+
+    def start_round(self, number: int) -> None:
+        super().start_round(number)
+        self.assignment = self._of_round(number)
+
+    def _of_round(self, number: int) -> Indices:
+        """c(i) in a round; clients that are away have none."""
+        context = self.context
+        groups = context.groups if context.truth is None else context.truth(number)
+        assert groups is not None, "seen by `check`"
+        known = np.unique(groups) if context.known_groups is None else context.known_groups
+        return np.where(groups < 0, UNASSIGNED, np.searchsorted(known, groups)).astype(np.int64)
 
 
 @METHODS.register(
@@ -64,6 +89,18 @@ class Oracle(FixedClusters):
 )
 class RandomClusters(FixedClusters):
     """c(i) is drawn once, clusters as equal in size as they can be."""
+
+    expects = Expectations(
+        cost=Cost(down=1, up=1, trainings=1),
+        known=(
+            Known(
+                "accuracy",
+                ALL,
+                "the lower reference: a model for clients drawn at random",
+                limit=0.08,
+            ),
+        ),
+    )
 
     def setup(self, fleet: FleetView) -> None:
         super().setup(fleet)

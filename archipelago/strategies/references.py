@@ -56,6 +56,13 @@ class Mixture:
 
 
 @dataclass(frozen=True)
+class Sum:
+    """Models added up, each times a factor: one number, or one for each client. Who has no such model adds nothing."""
+
+    terms: Terms
+
+
+@dataclass(frozen=True)
 class SampleWeights:
     """How much each training sample counts: a column of an array that client functions keep by that name."""
 
@@ -94,22 +101,33 @@ class Models:
         return Rows(self.values, np.asarray(chosen, np.int64))
 
 
-Reference = Union[Vector, Rows, Private, Merged, Mixture, PerClient, Models, "Handle"]
+Reference = Union[Vector, Rows, Private, Merged, Mixture, Sum, PerClient, Models, "Handle"]
+
+Terms = tuple[tuple[float | npt.NDArray[np.float64], Reference], ...]  # of a `Sum`: factors and models
 
 
 @dataclass(frozen=True)
 class Prediction:
     """What a client predicts with: models, how much each counts, and how their outputs combine.
 
-    `models` are references; `weights` is None (each counts once) or an (n, len(models)) array.
+    `models` are references; `weights` is None (each counts once) or an (n, len(models)) array. `slots` are those
+    of the optimizer that the models were trained in, "main" where none is given. `names` are those of the parts of an
+    additive method, which are then measured one by one (`actors/parts.py`).
     """
 
     models: list[Reference]
     weights: npt.NDArray[np.float64] | None = None
     combine: str = field(default="logit_sum")
+    slots: list[str] | None = None
+    names: list[str] | None = None
 
     COMBINATIONS = ("logit_sum", "logit_mean", "probability_mean", "vote")
 
     def __post_init__(self) -> None:
         if self.combine not in self.COMBINATIONS:
             raise ValueError(f"expected combine to be one of {self.COMBINATIONS}, got {self.combine!r}")
+
+    @property
+    def trained_in(self) -> list[str]:
+        """The slot of each model."""
+        return ["main"] * len(self.models) if self.slots is None else self.slots

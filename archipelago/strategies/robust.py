@@ -10,17 +10,30 @@ that survives faulty clients.
 Each round: local update from the cluster's model; trimmed K-means on the last layer's weights; coordinate-wise
 trimmed mean of the whole model inside each cluster.
 
-Readings and deviations. The paper clusters once, after every client has minimised its own loss, and then trains by
-gradients; FeSEM's baseline, and this, cluster every round and aggregate models. `trim` is 20% from each side and a
-centre the 5% trimmed mean (`centre_trim`), as in FeSEM's code, or the coordinate median (`centre=median`). That
-code's trimming had no effect, because all clients shared one model object; here it has. 5% of a cluster of fewer
-than 20 clients is nobody, and a faulty client that becomes a centre of its own takes a cluster away from the others:
-so the `outliers` clients furthest from their centres move no centre and do not count when starts are compared
-(trimmed K-means of Cuesta-Albertos et al. 1997). They keep the label of the nearest centre and predict with it;
-its aggregate trims them, as long as no cluster gets more of them than `trim`, which small clusters soon do;
-`exclude` leaves them out of it (safer against wild clients, one to six percent less accurate where all are honest).
-`outliers=0` is FeSEM's baseline. Clients count equally, whatever `weights` says. `aggregation=` other than `mean`
-replaces the trimmed mean, another `clustering` the trimmed K-means.
+Readings
+
+When clients are clustered
+    paper   once, after every client has minimised its own loss; then clusters train by gradients
+    code    FeSEM's: every round, and models are aggregated
+    here    as FeSEM's
+Aggregate of a cluster
+    paper   coordinate-wise trimmed mean of gradients
+    code    20% cut from each side of every coordinate; no effect, because all clients shared one model object
+    here    20% from each side, and it has one; clients count equally, whatever `weights` says
+    option  robust.trim, aggregation
+Centres of K-means
+    paper   a robust estimate
+    code    the median, or the mean with 5% cut from each side
+    here    the mean with 5% cut, nobody in a cluster of fewer than 20 clients
+    option  robust.centre=median, robust.centre_trim, robust.clustering
+Faulty clients that become a centre of their own
+    here    the `outliers` clients furthest from their centres move no centre and do not count when starts are compared
+            (trimmed K-means of Cuesta-Albertos et al. 1997); they keep the nearest centre's label
+    option  robust.outliers
+Outliers in the aggregate
+    here    it trims them, as long as no cluster gets more of them than `trim`, which small clusters soon do; left out
+            it is safer against wild clients, one to six percent less accurate where all are honest
+    option  robust.exclude
 """
 
 from __future__ import annotations
@@ -33,14 +46,9 @@ import numpy.typing as npt
 from archipelago.core.settings import setting
 from archipelago.strategies.aggregation import Rule, TrimmedMeanOptions, trimmed_means
 from archipelago.strategies.base import METHODS, UNASSIGNED
-from archipelago.strategies.clustering import (
-    ByParameters,
-    Clustering,
-    ClusteringTask,
-    Features,
-    TrimmedKMeansOptions,
-    clustered,
-)
+from archipelago.strategies.by_parameters import ByParameters
+from archipelago.strategies.clustering import Clustering, ClusteringTask, TrimmedKMeansOptions, clustered
+from archipelago.strategies.distances import Features
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.references import Indices
 

@@ -9,13 +9,19 @@ from archipelago.strategies.interface import FleetView
 from archipelago.strategies.references import Prediction, Reference
 
 
-def tuned(fleet: FleetView, prediction: Prediction) -> Prediction:
-    """The same prediction after local training of its models, one after the other on top of the rest."""
+def tuned(fleet: FleetView, prediction: Prediction, *, fresh: bool = False) -> Prediction:
+    """The same prediction after local training of its models, one after the other on top of the rest.
+
+    A client's optimizer continues where the model's own training left it (`fresh`: a new one); what it becomes is
+    forgotten.
+    """
     models: list[Reference] = list(prediction.models)
-    for m in range(len(models)):
+    for m, trained_in in enumerate(prediction.trained_in):
         others = [*models[:m], *models[m + 1 :]] if prediction.combine == "logit_sum" else []
-        slot = f"finetune {m}"
-        models[m] = fleet.train(start=models[m], on_top_of=others, slot=slot, keep=slot, fresh=True)
+        slot, continues = f"finetune {m}", None if fresh else trained_in
+        models[m] = fleet.train(
+            start=models[m], on_top_of=others, slot=slot, keep=slot, fresh=True, continues=continues
+        )
     return dataclasses.replace(prediction, models=models)
 
 

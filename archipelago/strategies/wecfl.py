@@ -10,10 +10,23 @@ Ma, Long, Zhou, Jiang, Zhang, "On the convergence of clustered federated learnin
 E-step: the nearest centre (psi_i is irrelevant to one client's argmin, and weighs it in the centres); M-step: the
 psi-weighted centroid, which is FedAvg inside the cluster; distribute; Q local steps.
 
-Readings. Algorithm 1 starts with an E-step on random centres; with one common start all theta_i would be equal,
-so a round starts with the local update. K-means sees the last layer's weight matrix (`wecfl.features`) and is
-fitted afresh each round. The only difference to FeSEM with `weights=size` is K-means' sample weights:
-with equal n_i both are the same.
+Readings
+
+What comes first
+    paper   an E-step on random centres
+    code    the local update, from one common model
+    here    as the code: from one start all theta_i would be equal
+What K-means sees
+    paper   theta_i
+    code    the last layer's weight matrix, fitted afresh each round
+    here    as the code
+    option  wecfl.features=head|parameters|updates, or a descriptor; wecfl.warm
+The difference to FeSEM
+    code    K-means' sample weights psi_i alone
+    here    as the code: with equal n_i both are the same
+Absent clients
+    paper   all take part
+    here    K-means sees the newest known point of every client, as FeSEM's code does
 """
 
 from __future__ import annotations
@@ -25,7 +38,9 @@ import numpy.typing as npt
 
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS
-from archipelago.strategies.clustering import ByParameters
+from archipelago.strategies.by_parameters import ByParameters
+from archipelago.strategies.distances import DISTANCES
+from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 
 
@@ -34,9 +49,11 @@ class WeCFLOptions:
     """`wecfl.features=...`"""
 
     features: str = setting(
-        "classifier", "what K-means sees of a model", choices=("classifier", "head", "parameters")
+        "classifier",
+        "what is clustered: classifier, head, parameters, updates, or a descriptor (see `list`)",
     )
     clustering: str = setting("kmeans", "clustering rule (see `list`), or an import path")
+    distance: str = setting("euclidean", "how far apart clients are", choices=DISTANCES)
     starts: int = setting(20, "K-means++ starts, of which the best is kept", at_least=1)
     warm: bool = setting(False, "start K-means from the last round's centres")
 
@@ -46,6 +63,11 @@ class WeCFLOptions:
 )
 class WeCFL(ByParameters):
     """Local update, weighted E-step, weighted M-step."""
+
+    expects = Expectations(
+        cost=Cost(down=1, up=1, trainings=1),
+        known=(Known("cost", "participation", "a client never seen compares all models, once", limit=3.0),),
+    )
 
     Options = WeCFLOptions
 

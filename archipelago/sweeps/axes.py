@@ -34,6 +34,7 @@ OTHERS = {
     "grid": "settings and the values of each, all combined",
     "sample": "settings and the distribution of each, as in loguniform(0.001, 1)",
     "seeds": "seeds, or how many: trials of the same group",
+    "partition_seeds": "seeds of the partition, or how many, each with every seed (default: a seed's own partition)",
 }
 MOST = 20_000  # trials; more are a mistake in the file rather than a wish
 _PLACEHOLDER = "{clusters}"
@@ -50,15 +51,19 @@ class Choice:
 Axes = Mapping[str, list[Choice]]
 
 
-def read_seeds(value: Any, source: str) -> list[int] | None:
-    """The seeds that `sweep.seeds` lists or counts; None if it says nothing."""
+def read_seeds(value: Any, source: str, name: str = "seeds") -> list[int] | None:
+    """The seeds that `sweep.seeds` (or another entry) lists or counts; None if it says nothing."""
     if value is None:
         return None
+    if isinstance(value, int) and value > MOST:
+        raise UserError(
+            f"Expected at most {MOST} trials, got sweep.{name}={value} in '{source}': ask for fewer."
+        )
     seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
     whole = isinstance(seeds, list) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds)
     if not whole or len(set(seeds)) < len(seeds):
         raise UserError(
-            f"Expected sweep.seeds to be a list of different whole numbers, or how many, got {quote(value)} in "
+            f"Expected sweep.{name} to be a list of different whole numbers, or how many, got {quote(value)} in "
             f"'{source}': as in [0, 1, 2], or 3."
         )
     return seeds
@@ -217,9 +222,11 @@ def _numbers_of_clusters(axes: Axes, layers: Sequence[dict[str, Given]]) -> Sequ
     return axes["clusters"] if uses else [None]
 
 
-def refuse_fixed(axes: Axes, space: Mapping[str, str], seeds: bool, fixed: Mapping[str, Given]) -> None:
-    """One thing is said in one place: an axis, the sampled space, or the command line."""
-    owners: dict[str, str] = {"seed": "seeds"} if seeds else {}
+def refuse_fixed(
+    axes: Axes, space: Mapping[str, str], seeds: Mapping[str, str], fixed: Mapping[str, Given]
+) -> None:
+    """One thing is said in one place: an axis, the sampled space, or the command line; `seeds`: entry by setting."""
+    owners: dict[str, str] = dict(seeds)
     for name, choices in axes.items():
         for key in {key for choice in choices for key in choice.given}:
             owner = name if name in AXES or name == "cases" else f"grid.{name}"

@@ -5,7 +5,8 @@
       sample: {local.lr: "loguniform(0.001, 1)"}    # a distribution (`distributions.py`) for each setting
       sampler: random                               # which points are taken from them (`samplers.py`)
       scheduler: asha                               # which trials are stopped early (`schedulers.py`)
-      seeds: [0, 1, 2]
+      seeds: [0, 1, 2]                              # of the start, and of its own partition
+      partition_seeds: [0, 1]                       # each with every seed: partitions apart from starts
 
 A combination with the values of a point is a *group*; with a seed it is a *trial*.
 """
@@ -78,6 +79,7 @@ class Sweep:
     base: ExperimentSettings
     combinations: dict[str, ExperimentSettings]  # by label, with the first seed
     seeds: list[int]
+    partitions: list[int | None]  # seeds of the partition; None: the trial's own
     space: dict[str, str]  # setting -> distribution
     document: dict[str, Any]
 
@@ -103,6 +105,11 @@ class Sweep:
         return self.scheduler.decides or self.sampler.adaptive
 
     @property
+    def chooses(self) -> bool:
+        """Whether the best is found on validation data."""
+        return bool(self.space) or self.tunes or self.settings.choose
+
+    @property
     def mode(self) -> str:
         """max or min."""
         if self.settings.mode != "auto":
@@ -117,8 +124,8 @@ class Sweep:
     def _trials(self) -> list[Trial]:
         found: list[Trial] = []
         for number, label in enumerate(self.combinations):
-            for values, seed in itertools.product(self.sampler.points(number), self.seeds):
-                found.append(self.trial(label, values, seed))
+            for values in self.sampler.points(number):
+                found += self.trials_of(label, values)
         return _with_unique_names(found)
 
     @property
@@ -129,14 +136,29 @@ class Sweep:
     @property
     def most(self) -> int:
         """How many trials there are if no point is drawn twice."""
-        return len(self.combinations) * self.sampler.count * len(self.seeds)
+        return len(self.combinations) * self.sampler.count * self.repeats
 
-    def trial(self, label: str, values: Mapping[str, Any], seed: int) -> Trial:
+    @property
+    def repeats(self) -> int:
+        """How many trials a group has: one for each partition and start."""
+        return len(self.partitions) * len(self.seeds)
+
+    def trials_of(self, label: str, values: Mapping[str, Any]) -> list[Trial]:
+        """All trials of this combination at these values: every partition with every seed."""
+        pairs = itertools.product(self.partitions, self.seeds)
+        return [self.trial(label, values, seed, partition) for partition, seed in pairs]
+
+    def trial(self, label: str, values: Mapping[str, Any], seed: int, partition: int | None = None) -> Trial:
         """A trial of this combination at these values."""
-        config = with_values(dataclasses.replace(self.combinations[label], seed=seed), values)
+        config = dataclasses.replace(self.combinations[label], seed=seed)
+        if partition is not None:
+            config = dataclasses.replace(
+                config, partition=dataclasses.replace(config.partition, seed=partition)
+            )
+        config = with_values(config, values)
         point = ", ".join(f"{key}={shown(value)}" for key, value in values.items())
         group = " | ".join(part for part in (label, point) if part)
-        return Trial(_name(group, seed), group, seed, config, label, dict(values))
+        return Trial(_name(group, seed, partition), group, seed, config, label, dict(values))
 
 
 # Reading ----------------------------------------------------------------------------------------------------
@@ -177,8 +199,11 @@ def _build(
         refuse_unread(composed(SweepSection)(sweep=settings))
     axes = read_axes(raw, source)
     seeds = read_seeds(raw.get("seeds"), source)
+    partitions = read_seeds(raw.get("partition_seeds"), source, "partition_seeds")
+    given_seeds = {"seed": "seeds"} if seeds is not None else {}
+    given_seeds |= {"partition.seed": "partition_seeds"} if partitions is not None else {}
     space = _space(raw.get("sample"), settings.sampler, source)
-    refuse_fixed(axes, space, seeds is not None, {**of_file, **of_overrides})
+    refuse_fixed(axes, space, given_seeds, {**of_file, **of_overrides})
     found = only_read(dict(combinations(axes, of_file, of_overrides)))
     first = next(iter(found.values()))
     if full:
@@ -191,6 +216,7 @@ def _build(
         dataclasses.replace(base, fleet=first.fleet),
         found,
         seeds if seeds is not None else [first.seed],
+        [None] if partitions is None else [*partitions],
         space,
         {"settings": settings_given, "sweep": raw},
     )
@@ -216,7 +242,7 @@ def _check_sweep(sweep: Sweep) -> None:
     settings, count = sweep.settings, sweep.most
     if count > MOST:
         raise UserError(f"Expected at most {MOST} trials, got {count}: leave out entries, seeds or samples.")
-    tuned = bool(sweep.space) or sweep.tunes
+    tuned = sweep.chooses
     if tuned and not settings.metric.startswith("validation_"):
         raise UserError(
             f"Expected sweep.metric on validation data, got '{settings.metric}': tuning never looks at test data; "
@@ -268,10 +294,11 @@ def _space(value: Any, sampler: str, source: str) -> dict[str, str]:
             f"Expected sweep.sampler={_drawing()} beside sweep.sample, got {sampler}: choose one, or list the values "
             "in sweep.grid."
         )
-    if "seed" in space:
-        raise UserError(
-            f"Expected seeds in sweep.seeds, got sweep.sample.seed={space['seed']}: write sweep.seeds=[...]."
-        )
+    for key, entry in (("seed", "seeds"), ("partition.seed", "partition_seeds")):
+        if key in space:
+            raise UserError(
+                f"Expected seeds in sweep.{entry}, got sweep.sample.{key}={space[key]}: write sweep.{entry}=[...]."
+            )
     known = leaves(full_schema())
     for key, text in space.items():
         _, arguments = parse_distribution(key, text)
@@ -295,16 +322,16 @@ def with_values(config: ExperimentSettings, values: Mapping[str, Any]) -> Experi
 # Names ------------------------------------------------------------------------------------------------------
 
 
-def _name(group: str, seed: int) -> str:
+def _name(group: str, seed: int, partition: int | None = None) -> str:
     """A name that a folder can have.
 
-    >>> _name("ifca+cam | digits | K=4", 2)
-    'ifca+cam-digits-k=4-seed2'
+    >>> _name("ifca+cam | digits | K=4", 2), _name("ifca", 2, 7)
+    ('ifca+cam-digits-k=4-seed2', 'ifca-partition7-seed2')
     """
     slug = re.sub(r"[^A-Za-z0-9.+=_]+", "-", group).strip("-.").lower() or "trial"
     if len(slug) > 90:
         slug = f"{slug[:80]}-{hashlib.blake2b(group.encode(), digest_size=4).hexdigest()}"
-    return f"{slug}-seed{seed}"
+    return f"{slug}-seed{seed}" if partition is None else f"{slug}-partition{partition}-seed{seed}"
 
 
 def _with_unique_names(trials: list[Trial]) -> list[Trial]:

@@ -9,14 +9,17 @@ import time
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from archipelago.core.csv_cells import quoted_cell
 from archipelago.core.errors import UserError
 from archipelago.core.own_files import refuse_link
 from archipelago.core.program import program
+from archipelago.experiments.given import code_of
 from archipelago.runs.format import SWEEP_FORMAT
 from archipelago.runs.lease import Lease
 from archipelago.runs.lock import FolderLock
 from archipelago.runs.storage import is_address, join, read_text, remove_file, write_text
-from archipelago.runs.sweeps import WAITING, Row, is_sweep, read_rows, read_sweep
+from archipelago.runs.sweeps import WAITING, Row, identity_of_sweep, is_sweep, read_rows, read_sweep
+from archipelago.runs.trust import remember
 from archipelago.sweeps.config import Sweep, Trial, sweep_from
 
 
@@ -86,6 +89,7 @@ class SweepDirectory:
             declares = {"population": sweep.scheduler.exchanges}
             document = {"format": SWEEP_FORMAT, **sweep.document, "declares": declares}
             write_text(join(address, "sweep.yaml"), OmegaConf.to_yaml(OmegaConf.create(document)))
+            remember(identity_of_sweep(document), code_of(document))
         except BaseException:
             made.close()
             raise
@@ -131,7 +135,11 @@ class SweepDirectory:
         text = io.StringIO()
         writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(row) for row in self.rows.values())
+        for row in self.rows.values():
+            cells = asdict(row)
+            writer.writerow(
+                {name: quoted_cell(each) if isinstance(each, str) else each for name, each in cells.items()}
+            )
         write_text(join(self.address, "trials.csv"), text.getvalue())
 
     def hold(self) -> None:

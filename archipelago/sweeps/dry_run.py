@@ -39,6 +39,8 @@ def describe(sweep: Sweep) -> Iterable[tuple[str, Rows]]:
     """Titles and rows to print."""
     nodes = nodes_of(sweep.base.fleet)
     seeds = f"{len(sweep.seeds)} seed{'' if len(sweep.seeds) == 1 else 's'}"
+    if sweep.partitions != [None]:
+        seeds = f"{len(sweep.partitions)} partitions x {seeds}"
     points = f" x {sweep.sampler.count} points" if sweep.sampler.draws else ""
     title = (
         f"{sweep.planned} trials: {len(sweep.combinations)} combinations{points} x {seeds} ({sweep.seeds})"

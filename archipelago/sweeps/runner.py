@@ -9,8 +9,10 @@ from archipelago.core.errors import UserError
 from archipelago.core.metrics import client_columns
 from archipelago.core.registry import nearest
 from archipelago.core.settings import ExperimentSettings
+from archipelago.experiments.given import code_of
 from archipelago.runs.storage import Mirror, is_address, join, name_of, reading
-from archipelago.runs.sweeps import FINISHED, OVER, RUNNING, STOPPED
+from archipelago.runs.sweeps import FINISHED, OVER, RUNNING, STOPPED, identity_of_sweep, read_sweep
+from archipelago.runs.trust import check_trust
 from archipelago.sweeps.axes import with_label
 from archipelago.sweeps.config import Sweep
 from archipelago.sweeps.directory import SweepDirectory, absolute
@@ -32,6 +34,12 @@ def run_sweep(sweep: Sweep, address: str, *, command: str | None = None, quiet: 
             directory.discard()
             raise
     return address
+
+
+def check_code(address: str, trust: bool = False) -> None:
+    """A `UserError` that names the code which a sweep from elsewhere would import here, unless it is trusted."""
+    document = read_sweep(address)
+    check_trust(address, identity_of_sweep(document), code_of(document), trust)
 
 
 def resume_sweep(address: str, *, quiet: bool = False) -> str:
@@ -76,8 +84,11 @@ def _check_data(sweep: Sweep) -> None:
 
 def _check_metric(sweep: Sweep, classes: int | None) -> None:
     """A metric that no trial reports would switch the tuning off without a word."""
-    known = [f"validation_{name}" for name in client_columns(classes, sweep.base.plugins)]
-    if (sweep.space or sweep.tunes) and sweep.settings.metric not in known:
+    known = [
+        f"validation_{name}"
+        for name in client_columns(classes, sweep.base.plugins, sweep.base.evaluation.metrics)
+    ]
+    if sweep.chooses and sweep.settings.metric not in known:
         task = "a regression" if classes is None else f"a task of {classes} classes"
         raise UserError(
             f"Expected sweep.metric to be a metric of {task}, got '{sweep.settings.metric}'. "

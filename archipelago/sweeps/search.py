@@ -199,7 +199,7 @@ class Study:
             values = self._searcher.suggest(name)
             if not isinstance(values, dict):
                 break
-            trials = [self._sweep.trial(self._label, values, seed) for seed in self._sweep.seeds]
+            trials = self._sweep.trials_of(self._label, values)
             group = trials[0].group
             if group in self._known:  # chosen twice: it is not run twice
                 self._searcher.on_trial_complete(name, error=True)

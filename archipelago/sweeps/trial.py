@@ -27,12 +27,14 @@ from archipelago.experiments.config import (
     config_to_yaml,
 )
 from archipelago.experiments.figures_data import write_examples
+from archipelago.experiments.given import code_of, parse_yaml
 from archipelago.experiments.runner import Drive
 from archipelago.runs.checkpoints import adopt_checkpoint, checkpoints, remove_checkpoint
 from archipelago.runs.directory import RunDirectory
 from archipelago.runs.environment import describe_environment
 from archipelago.runs.status import is_run, read_status
 from archipelago.runs.storage import Mirror, join, name_of, read_text, writable
+from archipelago.runs.trust import remember
 from archipelago.sweeps.config import Trial, with_values
 from archipelago.sweeps.shared_prefix import branch_point, take_rounds
 
@@ -195,6 +197,7 @@ class TrialRun:
             check_settings_of_methods(config, federation.groups)
             environment = describe_environment(self._command)
             run = RunDirectory.create(path, config_to_yaml(config), environment, federation)
+            remember(run.status.identity, code_of(parse_yaml(run.config_yaml, "config.yaml")))
         self._run = self._stack.enter_context(run)
         if not known:
             for note in [*notes, *federation.notes]:

@@ -74,8 +74,10 @@ class TuneSweep:
         by_seed = sweep.scheduler.exchanges  # a population shares one partition, hence one seed
         for label in sweep.combinations:
             mine = [trial for trial in known if trial.combination == label]
-            for seed in sweep.seeds if by_seed else [None]:
-                yield label, [trial for trial in mine if seed is None or trial.seed == seed]
+            if not by_seed:
+                yield label, mine
+            for pair in dict.fromkeys(map(_pair, mine)) if by_seed else ():
+                yield label, [trial for trial in mine if _pair(trial) == pair]
 
     def _open(self, trials: list[Trial]) -> list[Trial]:
         return [trial for trial in trials if self.directory.rows[trial.name].status not in OVER]
@@ -87,7 +89,7 @@ class TuneSweep:
         if study is None and (adaptive or not open_trials):
             return
         config = sweep.combinations[label or next(iter(sweep.combinations))]
-        count = max(len(open_trials), sweep.sampler.count * len(sweep.seeds) if study else 0)
+        count = max(len(open_trials), sweep.sampler.count * sweep.repeats if study else 0)
         reserved = {
             name: reservation_for(each, sweep.settings.fleet, count, self.nodes)
             for name, each in sweep.combinations.items()
@@ -317,7 +319,12 @@ def _started(directory: SweepDirectory) -> list[Trial]:
     for name in [name for name, row in directory.rows.items() if row.group not in points]:
         del directory.rows[name]
     return [
-        sweep.trial(group.rpartition(" | ")[0], values, seed)
+        trial
         for group, values in points.items()
-        for seed in sweep.seeds
+        for trial in sweep.trials_of(group.rpartition(" | ")[0], values)
     ]
+
+
+def _pair(trial: Trial) -> tuple[int | None, int]:
+    """Partition and start of a trial."""
+    return trial.config.partition.seed, trial.seed

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from archipelago.core.errors import UserError
 from archipelago.core.registry import Entry, NoOptions, Registry
-from lightning_modules.engines.objective import TrainJob, TrainResult, follows_contract, prepare
+from lightning_modules.engines.objective import (
+    LocalObjective,
+    TrainJob,
+    TrainResult,
+    follows_contract,
+    prepare,
+)
+from lightning_modules.engines.rules import RuledObjective
 from lightning_modules.flat import FlatModel
+from lightning_modules.recipe import Recipe
 from lightning_modules.samples import Samples
 
 
@@ -24,10 +32,10 @@ class Engine:
             def train_one(self, job):
                 with self.ready(job):  # the client's model, optimizer state and random draws are in place
                     total = 0.0
-                    for step, index in enumerate(job.batches):
-                        batch = self.samples.batch(index)
+                    for step in range(len(job.batches)):
+                        batch = self.batch(job, step)
                         loss = loss_of(self.model.module.training_step(batch, step))
-                        ...  # your step
+                        ...  # your step; `self.clip()` limits its gradients
                         total += float(loss)
                     return self.result(job, total)
 
@@ -39,15 +47,23 @@ class Engine:
 
     - `exact=True`: the same bits as `loop` on CPU;
     - `default_on="cpu"` or `"cuda"`: what `auto` means there.
+
+    `recipe` says which parts of the training recipe it does: "augment" (it takes its batches from `batch`) and "clip"
+    (it calls `clip`); settings that ask an engine for a part that it does not do are refused.
     """
 
     Options: type = NoOptions
+    recipe: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, model: FlatModel, samples: Samples, options: Any = None) -> None:
         self.model, self.samples = model, samples
         self.options = self.Options() if options is None else options
         self.notes: list[str] = []
         model.forward_pass = None  # torch's own, unless this engine says otherwise
+
+    @classmethod
+    def check(cls, options: Any) -> None:
+        """A `UserError` about options that it cannot work with, before anything is started."""
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[TrainResult]:
         """Run the jobs, in order."""
@@ -63,9 +79,9 @@ class Engine:
         """Everything a client's steps need in place, and everything put back afterwards."""
         model = self.model
         module: Any = model.module
-        with model.seeded(job.seed):
+        with model.seeded(job.seed), model.training_only(job.only):
             if follows_contract(module):
-                module.local_objective = prepare(job, model, self.samples)
+                module.local_objective = _objective(job, model, self.samples)
             elif not job.is_plain:
                 raise UserError(
                     f"This method adds to the local objective, and {type(module).__name__} has only a "
@@ -77,15 +93,50 @@ class Engine:
                 model.touch()
                 model.set_optimizer_state(job.optimizer_state)
                 module.train()
-                yield
+                with model.rate(job.rate):
+                    yield
             finally:
                 if follows_contract(module):
                     module.local_objective = None
 
+    def batch(self, job: TrainJob, step: int) -> tuple[Tensor, Tensor]:
+        """The inputs, augmented, and targets of a step."""
+        return batch_of(self.model, self.samples, job, step)
+
+    def clip(self) -> None:
+        """Limit the gradients of a step, if the recipe says so."""
+        self.model.clip()
+
     def result(self, job: TrainJob, total: float) -> TrainResult:
         """The live model and optimizer as the job's result; `total` is the objective summed over its steps."""
         steps = max(len(job.batches), 1)
-        return TrainResult(job.client, self.model.vector(), self.model.optimizer_state(), total / steps)
+        ruled = getattr(self.model.module, "local_objective", None)
+        kept = ruled.kept() if isinstance(ruled, RuledObjective) else {}
+        return TrainResult(job.client, self.model.vector(), self.model.optimizer_state(), total / steps, kept)
+
+
+def _objective(job: TrainJob, model: FlatModel, samples: Samples) -> LocalObjective | RuledObjective:
+    """What the module's training step computes for a job."""
+    objective = prepare(job, model, samples)
+    if job.rule is None:
+        return objective
+    memory = {name: value.to(model.device) for name, value in job.memory.items()}
+
+    def batch(step: int, number: int) -> tuple[Tensor, Tensor]:
+        return batch_of(model, samples, job, step, number)
+
+    return RuledObjective(job.rule, objective, model, batch, job.several, len(job.batches), memory)
+
+
+def batch_of(
+    model: FlatModel, samples: Samples, job: TrainJob, step: int, number: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The inputs, augmented, and targets of one of a step's mini-batches."""
+    index = job.more[step][number - 1] if number else job.batches[step]
+    augment, place = model.recipe.augment, step * job.several + number
+    if not augment:
+        return samples.batch(index)
+    return samples.changed(index, lambda x: augment.of_step(x, job.seed, place))
 
 
 ENGINES: Registry[type[Engine]] = Registry("engine", section="local", base=Engine)
@@ -123,4 +174,6 @@ def check_precision(precision: str, engine: str, device: str) -> None:
 def make_engine(name: str, model: FlatModel, samples: Samples, settings: Any = None) -> Engine:
     """The engine called `name`, at that import path, or `auto`, with its options from `settings`."""
     entry = engine_entry(name, model.device.type)
+    if settings is not None:
+        model.recipe = Recipe.of(settings, samples.given.mean, samples.given.std)
     return entry.value(model, samples, entry.options_from(settings))

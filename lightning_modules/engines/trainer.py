@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from archipelago.core.causes import cause_of
+from archipelago.core.errors import UserError
 from archipelago.core.targets import load_class
 from lightning_modules.engines.base import ENGINES, Engine, loss_of
 from lightning_modules.engines.objective import TrainJob, TrainResult
-from lightning_modules.samples import Samples
 
 
 @dataclass
@@ -40,6 +39,21 @@ class TrainerEngine(Engine):
     """
 
     Options = TrainerOptions
+    recipe = ("augment", "clip")
+
+    @classmethod
+    def check(cls, options: TrainerOptions) -> None:
+        """Whether a Trainer can be made with these arguments."""
+        if not options.trainer:
+            return
+        try:
+            with _quiet():
+                _made(dict(options.trainer), "cpu", 1, [])
+        except UserError:
+            raise
+        except Exception as error:  # whatever Lightning raises about its arguments
+            given = ", ".join(f"local.trainer.{name}={value}" for name, value in options.trainer.items())
+            raise UserError(f"lightning.Trainer cannot be made with {given}: {cause_of(error)}.") from error
 
     def train_one(self, job: TrainJob) -> TrainResult:
         """One client's `Trainer.fit`."""
@@ -47,40 +61,56 @@ class TrainerEngine(Engine):
             return self.result(job, self._fit(job))
 
     def _fit(self, job: TrainJob) -> float:
-        import archipelago.core.torchvision_operators  # noqa: F401  (before the first lightning import)
-
-        # isort: split
-        import lightning
-
         module: Any = self.model.module
         optimizer, losses = self.model.optimizer, _collected_losses()
         options = dict(self.options.trainer)
         if self.model.precision == "bf16":
             options.setdefault("precision", "bf16-mixed")
-        paths = options.pop("callbacks", [])
-        callbacks = [load_class("local.trainer.callbacks", path, lightning.Callback)() for path in paths]
+        if self.model.recipe.clip is not None:
+            options |= {
+                "gradient_clip_val": self.model.recipe.clip,
+                "gradient_clip_algorithm": self.model.recipe.clip_by,
+            }
         own = module.configure_optimizers
         module.configure_optimizers = lambda: optimizer
         try:
-            with warnings.catch_warnings(), _hushed("lightning.pytorch"):
-                # Lightning's advice on workers, devices and loggers does not apply to ten steps in memory.
-                warnings.simplefilter("ignore")
-                trainer = lightning.Trainer(
-                    max_steps=len(job.batches),
-                    accelerator="gpu" if self.model.device.type == "cuda" else "cpu",
-                    devices=1,
-                    logger=False,
-                    enable_checkpointing=False,
-                    enable_progress_bar=False,
-                    enable_model_summary=False,
-                    callbacks=[losses, *callbacks],
-                    **options,
-                )
-                trainer.fit(module, _batches(self.samples, job.batches))
+            with _quiet():
+                trainer = _made(options, self.model.device.type, len(job.batches), [losses])
+                trainer.fit(module, _batches(self, job))
         finally:
             module.configure_optimizers = own
             module.trainer = None
         return float(losses.total)
+
+
+def _made(options: dict[str, Any], device: str, steps: int, listening: list[Any]) -> Any:
+    """A Trainer with a user's own arguments."""
+    import archipelago.core.torchvision_operators  # noqa: F401  (before the first lightning import)
+
+    # isort: split
+    import lightning
+
+    paths = options.pop("callbacks", [])
+    callbacks = [load_class("local.trainer.callbacks", path, lightning.Callback)() for path in paths]
+    return lightning.Trainer(
+        max_steps=steps,
+        accelerator="gpu" if device == "cuda" else "cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[*listening, *callbacks],
+        **options,
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Lightning's advice on workers, devices and loggers does not apply to ten steps in memory."""
+    with warnings.catch_warnings(), _hushed("lightning.pytorch"):
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager
@@ -109,20 +139,18 @@ def _collected_losses() -> Any:
     return CollectedLosses()
 
 
-def _batches(samples: Samples, batches: Sequence[npt.NDArray[np.int64]]) -> Any:
+def _batches(engine: Engine, job: TrainJob) -> Any:
     # A generator of its own: a loader draws a seed, which must not come from the client's (Dropout's) draws.
     own = torch.Generator()
-    return torch.utils.data.DataLoader(
-        _BatchList(samples, batches), batch_size=None, shuffle=False, generator=own
-    )
+    return torch.utils.data.DataLoader(_BatchList(engine, job), batch_size=None, shuffle=False, generator=own)
 
 
 class _BatchList(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    def __init__(self, samples: Samples, batches: Sequence[npt.NDArray[np.int64]]) -> None:
-        self.samples, self.batches = samples, batches
+    def __init__(self, engine: Engine, job: TrainJob) -> None:
+        self.engine, self.job = engine, job
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.job.batches)
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        return self.samples.batch(self.batches[step])
+        return self.engine.batch(self.job, step)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +18,7 @@ from archipelago.core.settings import FleetSettings
 
 
 @pytest.fixture
-def init(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def init(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
     """What `ray.init` was asked for; nothing is started."""
     asked: list[dict[str, Any]] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -21,6 +26,10 @@ def init(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(ray, "init", lambda **options: asked.append(options))
     monkeypatch.setattr(ray, "shutdown", lambda: asked.append({"shutdown": True}))
     monkeypatch.setattr("actors.cluster._dashboard", lambda: "")
+    monkeypatch.setattr(
+        "actors.cluster._refuse_silence", lambda address: None
+    )  # nobody is there, whoever asks
+    monkeypatch.setenv("HOME", str(tmp_path))
     return asked
 
 
@@ -79,3 +88,77 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(
         raise AssertionError("there is no cluster")
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
     assert init == []  # nothing was joined, so nothing is left
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("Ray would have tried for minutes"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with (
+            pytest.raises(UserError, match="got none that answers"),
+            connected(FleetSettings(address=address)),
+        ):
+            raise AssertionError("there is no cluster")
+
+
+def test_the_token_of_ray_is_for_its_user_alone(
+    init: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    token = tmp_path / ".ray/auth_token"
+    with connected(FleetSettings()):
+        first = token.read_text()
+    assert len(first) == 64 and stat.S_IMODE(token.stat().st_mode) == 0o600
+    token.chmod(0o644)  # as Ray makes it
+    with connected(FleetSettings()):
+        assert token.read_text() == first and stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+LISTENING = """
+import os, sys
+import psutil, ray
+from actors.cluster import connected
+from archipelago.core.settings import FleetSettings
+
+with connected(FleetSettings(dashboard=True)):
+    @ray.remote
+    class Actor:
+        def here(self):
+            return os.getpid()
+    actor = Actor.remote()
+    ray.get(actor.here.remote())
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        for each in process.net_connections(kind="inet"):
+            if each.status == psutil.CONN_LISTEN:
+                print(process.name(), each.laddr.ip)
+assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.full
+def test_a_cluster_of_our_own_listens_on_the_loopback_address_alone(tmp_path: Path) -> None:
+    """Its server, raylet, agents, dashboard, metrics and workers: everything that listens, of every process."""
+    done = started_python(LISTENING, tmp_path)
+    found = [line.rsplit(" ", 1) for line in done.splitlines() if line]
+    names = " ".join(name for name, _ in found)
+    assert "gcs_server" in names and "raylet" in names and "Actor" in names, done
+    assert {address for _, address in found} <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}, done
+    assert stat.S_IMODE((tmp_path / ".ray/auth_token").stat().st_mode) == 0o600
+
+
+def started_python(text: str, home: Path) -> str:
+    """What a script prints, in a process of its own with another home."""
+    import subprocess
+
+    from tests.support.clusters import ROOT
+
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=ROOT, env={**kept, "HOME": str(home)}, capture_output=True, text=True,
+        timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -67,6 +67,13 @@ def test_local_training_moves_nothing_after_the_first_round():
         ("cfl", 1, 1, 1, 1),
         ("robust", 1, 1, 1, 1),
         ("feddist", 1, 1, 1, 1),
+        ("scaffold", 3, 2, 2, 1),  # the model, both controls
+        ("fedbn", 2, 1, 1, 1),
+        ("fednova", 1, 1, 1, 1),
+        ("moon", 2, 1, 1, 1),  # the model, and the client's last one
+        ("pfedme", 2, 1, 1, 5),
+        ("apfl", 2, 1, 1, 2),
+        ("perfedavg", 1, 1, 1, 2),
     ],
 )
 def test_models_stored_moved_and_trained_in_the_second_round(method, stored, down, up, trainings):

@@ -24,7 +24,7 @@ from archipelago.experiments.runner import resume, run_experiment
 from archipelago.runs.checkpoints import CheckpointWriter, latest
 from tests.support.callbacks import StopAfter
 from tests.support.experiments import config_of, digest, outcome, run, session_of
-from tests.support.methods import compositions
+from tests.support.methods import matrix
 from tests.support.runs import assert_equal_runs
 
 # Everything that keeps state or depends on who takes part: momentum, stragglers, clients not seen yet.
@@ -48,7 +48,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=[*(f"method={name}" for name in compositions()), "ensemble=[local,ifca+cam]"])
+@pytest.fixture(params=[*matrix(), "ensemble=[local,ifca+cam]"])
 def method(request: pytest.FixtureRequest) -> str:
     """`method=NAME` of everything there is, and an ensemble."""
     return str(request.param)

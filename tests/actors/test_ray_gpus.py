@@ -49,10 +49,11 @@ def places_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reserved(session: RaySession) -> list[dict[str, float]]:
-    return list(placement_group_table(session._group)["bundles"].values())
+    return list(placement_group_table(session.groups[0])["bundles"].values())
 
 
 @pytest.mark.ray
+@pytest.mark.full
 def test_two_shares_of_two_fifths_on_each_device(ray_cluster: Path) -> None:
     settings = ("method=ifca", "data.rotations=1")
     session = RaySession(plan_of(*settings, *ELSEWHERE, "fleet.gpus=0.4"))
@@ -63,7 +64,7 @@ def test_two_shares_of_two_fifths_on_each_device(ray_cluster: Path) -> None:
         assert {each["device"] for each in where} == {"cpu"}  # declared, not there
         everybody = [*session.clients, session.server]
         homes = [actor.__ray_call__.remote(lambda _: get_current_placement_group().id) for actor in everybody]
-        assert set(ray.get(homes)) == {session._group.id}
+        assert set(ray.get(homes)) == {session.groups[0].id}
         assert ray.get(session.server.about.remote())["pid"] not in {each["pid"] for each in where}
         local = session_of(*settings)
         assert outcome(session, run(session, 2)) == outcome(local, run(local, 2))
@@ -208,10 +209,13 @@ def test_actors_of_auto_say_what_they_compute_on_and_give_the_same_bits(
 
 
 @pytest.mark.ray
+@pytest.mark.full
 def test_the_number_of_clusters_is_chosen_on_the_devices_of_the_run(
     ray_cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same K and losses as in process, by actors with a GPU each that serve every K."""
+    monkeypatch.setattr("archipelago.experiments.choose_clusters.DRAWS", 2)
+    monkeypatch.setattr("archipelago.experiments.choose_clusters.ROUNDS", 2)
     settings = ("method=fesem", "data.rotations=2", "fleet.backend=ray")
     here = choose_clusters(config_of(*settings, "fleet.gpus=0"), [2, 3])
     started: list[RaySession] = []
@@ -226,7 +230,7 @@ def test_the_number_of_clusters_is_chosen_on_the_devices_of_the_run(
     monkeypatch.setattr("archipelago.experiments.choose_clusters.torch_has_cuda", lambda: True)
     there = choose_clusters(config_of(*settings), [2, 3])
     assert there == here
-    assert [session.gpus for session in started] == [1.0]
+    assert [session.gpus for session in started] == [1.0, 1.0]  # one for each draw, which serves every K
 
 
 MIXED = """

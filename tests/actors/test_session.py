@@ -10,7 +10,9 @@ from ray import exceptions
 
 from actors import reservation, session
 from actors.compute import BlockDevice, without_gpu
+from actors.homes import Home
 from actors.ray_errors import ActorsLost, SurfacedErrors
+from actors.watchdog import Watchdog
 from archipelago.core.errors import ClientFailure, UserError
 from tests.support.errors import refused
 from tests.support.experiments import plan_of
@@ -41,6 +43,15 @@ def test_a_cluster_that_stays_empty_is_reported_in_a_sentence(nodes: list[list[d
         reservation.count_when_possible(plan_of("fleet.actors=5"), shrink=True, deadline=60)
 
 
+def test_at_the_start_a_cluster_that_grows_is_asked_for_what_it_lacks(
+    nodes: list[list[dict[str, Any]]],
+) -> None:
+    nodes += [[NODE]]
+    plan = plan_of("fleet.backend=ray", "fleet.actors=5", "fleet.gpus=1", "fleet.address=elsewhere:1")
+    fleet, actors, _ = reservation.count_when_possible(plan, False, deadline=60, grows=True)
+    assert (fleet.gpus, actors) == (1.0, 5)
+
+
 def test_at_the_start_what_does_not_fit_is_reported_at_once(nodes: list[list[dict[str, Any]]]) -> None:
     nodes += [[], [NODE]]
     with refused("capacity", wanted=5):
@@ -48,23 +59,32 @@ def test_at_the_start_what_does_not_fit_is_reported_at_once(nodes: list[list[dic
     assert len(nodes) == 1  # asked once
 
 
-def starting(monkeypatch: pytest.MonkeyPatch, states: list[str]) -> session.RaySession:
-    """A session whose second actor never starts, in a placement group that goes through `states`."""
-    monkeypatch.setattr(ray, "wait", lambda refs, **options: (refs[:-1], refs[-1:]) if states else (refs, []))
+def starting(monkeypatch: pytest.MonkeyPatch, nodes: list[int]) -> session.RaySession:
+    """A session of two starting actors; `nodes`: how many have a node, each time that somebody looks."""
+    monkeypatch.setattr(ray, "wait", lambda refs, **options: (refs[:-1], refs[-1:]) if nodes else (refs, []))
     monkeypatch.setattr(ray, "get", lambda refs: refs)
-    monkeypatch.setattr(ray.util, "placement_group_table", lambda group: {"state": states.pop(0)})
+    monkeypatch.setattr(session, "with_nodes", lambda homes: homes[: nodes.pop(0)])
     made = session.RaySession.__new__(session.RaySession)
-    made._group = None
+    made.plan, made.clients, made.homes, made.devices = (
+        plan_of(),
+        [None, None],
+        [Home(None, 0), Home(None, 1)],
+        [],
+    )
+    made.members, made.watchdog = {}, Watchdog(1.0, {})
+    monkeypatch.setattr(made, "_find", lambda keys: None)
     return made
 
 
 def test_a_node_that_dies_before_its_actors_live_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ActorsLost, match="their places are rescheduling"):
-        starting(monkeypatch, ["CREATED", "RESCHEDULING"])._when_started(["a", "b"])
+    with pytest.raises(ActorsLost, match="a node went away"):
+        starting(monkeypatch, [2, 1]).when_started(["a", "b"])
 
 
 def test_actors_that_start_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert starting(monkeypatch, ["CREATED", "CREATED"])._when_started(["a", "b"]) == ["a", "b"]
+    made = starting(monkeypatch, [2, 2])
+    made.when_started(["a", "b"])
+    assert made.devices == ["a", "b"]
 
 
 def test_a_gpu_that_torch_cannot_use_is_said() -> None:
@@ -104,6 +124,10 @@ DIED = exceptions.RayActorError(
         exceptions.WorkerCrashedError(),
         in_an_actor(exceptions.OwnerDiedError("00" * 28, "127.0.0.1:1", "")),
         exceptions.NodeDiedError("the node is gone"),
+        exceptions.LocalRayletDiedError(),
+        exceptions.TaskPlacementGroupRemoved(),
+        exceptions.RaySystemError("Broken pipe: the raylet is gone"),
+        exceptions.RpcError("failed to connect"),
     ],
 )
 def test_whatever_is_lost_is_one_error(gone: BaseException) -> None:
@@ -126,6 +150,16 @@ def test_an_actor_that_could_not_be_made_is_not_lost() -> None:
     # Making it again would fail again, and again.
     failed = exceptions.RayActorError(error_msg="no such module", actor_init_failed=True)
     assert surface(failed) is failed
+
+
+def test_a_module_that_an_actor_lacks_is_no_loss() -> None:
+    missing = exceptions.RaySystemError("No module named 'mine'")
+    assert surface(missing) is missing
+
+
+def test_a_loss_that_the_server_found_is_raised_as_it_was() -> None:
+    found = surface(in_an_actor(ActorsLost("a/clients-1 (pid 7)")))
+    assert type(found) is ActorsLost and str(found) == "a/clients-1 (pid 7)"
 
 
 def test_an_error_of_the_program_stays_what_it_is() -> None:

@@ -123,7 +123,8 @@ def test_an_actor_killed_while_it_writes_a_shard_is_survived(ray_cluster: Path, 
     assert len(armed) == 1 and not armed[0].exists(), "nobody was killed"
     assert_equal_runs(run, undisturbed(tmp_path, *settings))
     lost = [event for event in events(run) if event.startswith("Lost an actor")]
-    assert len(lost) == 1 and "from round 2" in lost[0]
+    # From copies of its neighbour: the checkpoint of round 2 is not needed.
+    assert len(lost) == 1 and int(lost[0].rstrip(".").rpartition("from round ")[2]) >= 4
     assert not [entry for entry in (run / "checkpoints").iterdir() if ".tmp-" in entry.name]
 
 

@@ -12,6 +12,7 @@ import torch
 from actors import device_states
 from actors.session import InProcessSession
 from actors.stacked_block import StackedBlock
+from actors.stacking import row_sums
 from archipelago.core.errors import ClientFailure, UserError
 from archipelago.strategies.penalties import Proximal
 from archipelago.strategies.references import Prediction, Private
@@ -19,7 +20,7 @@ from lightning_modules.engines.stacked import STACKED_TOLERANCE
 from lightning_modules.engines.stacked import samples as device_samples
 from lightning_modules.engines.stacked.training import StackedTraining
 from tests.support.experiments import checkpoint_of, digest, outcome, plan_of, run, session_of
-from tests.support.methods import compositions
+from tests.support.methods import matrix
 from tests.support.shadow_session import shadow_session
 
 # Short batches in the middle of a training, clients with fewer steps, clients that are absent.
@@ -27,7 +28,7 @@ RAGGED = ("partition=dirichlet", "partition.alpha=0.3", "local.batch=48", "local
           "participation.stragglers=0.4")  # fmt: skip
 PARTIAL = ("participation.fraction=0.75", "participation.dropouts=0.2")
 
-METHODS = [*(f"method={name}" for name in compositions()), "ensemble=[local,ifca+cam]"]
+METHODS = [*matrix(), "ensemble=[local,ifca+cam]"]
 
 
 def seeded(*settings: str) -> InProcessSession:
@@ -415,3 +416,10 @@ def test_stacked_session_reads_the_plan_as_it_is() -> None:
     plan = plan_of("method=fedavg", "local.engine=stacked")
     session = InProcessSession(plan, None, [[0, 1, 2], [3, 4, 5, 6, 7]])
     assert [block.batched for block in session.fleet.blocks] == [True, True]
+
+
+def test_row_sums_of_a_row_do_not_depend_on_its_neighbours() -> None:
+    table = torch.from_numpy(np.random.default_rng(0).normal(size=(7, 4099)))
+    together = row_sums(table)
+    assert torch.equal(together, torch.cat([row_sums(row[None]) for row in table]))
+    assert together.numpy() == pytest.approx(table.numpy().sum(axis=1), abs=1e-9)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from archipelago.experiments import runner
+from archipelago.experiments.callbacks import Callback
+from archipelago.experiments.config import load_config
 from tests.support.experiments import checkpoint_of, run, session_of
 from tests.support.methods import compositions
 
@@ -78,3 +83,33 @@ def test_clients_that_were_trained_as_one_batch_share_nothing(method: str) -> No
     states = checkpoint_of(session).clients
     pieces = [piece for client, state in states.items() for piece in pieces_of(f"client {client}", state)]
     assert len({owner for _, _, owner in pieces}) == 8 and shared(pieces) == []
+
+
+@pytest.mark.ray
+def test_samples_on_a_cluster_are_held_by_its_object_store_alone(
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver lets go of what it has read as soon as the actors can see it."""
+    held: list[Any] = []
+    build = runner.build_federation
+
+    def watched(*asked: Any) -> Any:
+        federation = build(*asked)
+        held.append(weakref.ref(federation.x))
+        return federation
+
+    class Look(Callback):
+        alive: list[bool] = []  # noqa: RUF012  (one look, in one test)
+
+        def on_round(self, run: Any, report: Any) -> None:
+            self.alive.append(held[0]() is not None)
+
+    monkeypatch.setattr(runner, "build_federation", watched)
+    config = load_config(
+        None,
+        ["method=fedavg", "clients=2", "rounds=1", "local.steps=1", "model=mlp", "model.hidden=[2]",
+         "data=digits", "fleet.actors=1", f"storage={tmp_path}"],
+        env={},
+    )  # fmt: skip
+    runner.run_experiment(config, callbacks=[Look()], quiet=True)
+    assert Look.alive == [False]

@@ -33,9 +33,9 @@ from lightning_modules.networks import NETWORKS, DefaultFor
 
 @dataclass
 class ClippingOptions:
-    """`local.clip=0.1`"""
+    """`local.norm_limit=0.1`"""
 
-    clip: float = setting(0.0, "largest norm of a gradient; 0: any", at_least=0)
+    norm_limit: float = setting(0.0, "largest norm of a gradient; 0: any", at_least=0)
 
 
 class ClippingEngine(Engine):
@@ -50,8 +50,8 @@ class ClippingEngine(Engine):
                 self.model.zero_grad()
                 loss = self.model.module.training_step(self.samples.batch(index), step)
                 loss.backward()
-                if self.options.clip:
-                    nn.utils.clip_grad_norm_(self.model.module.parameters(), self.options.clip)
+                if self.options.norm_limit:
+                    nn.utils.clip_grad_norm_(self.model.module.parameters(), self.options.norm_limit)
                     self.notes = ["gradients are clipped"]
                 self.model.optimizer.step()
                 total += float(loss.detach())
@@ -104,7 +104,7 @@ def test_engine_by_import_path_trains_and_has_options_of_its_own(mine: str) -> N
     engine = f"local.engine={mine}.ClippingEngine"
     plain, same = session_of("method=ifca+cam"), session_of("method=ifca+cam", engine)
     assert outcome(same, run(same, 2)) == outcome(plain, run(plain, 2))
-    clipped = session_of("method=ifca+cam", engine, "local.clip=0.01")
+    clipped = session_of("method=ifca+cam", engine, "local.norm_limit=0.01")
     reports = run(clipped, 2)
     assert outcome(clipped, reports) != outcome(plain, run(plain, 2))
     assert "gradients are clipped" in reports[0].events
@@ -121,9 +121,9 @@ def test_engine_that_is_none_is_refused_with_a_sentence(mine: str) -> None:
 def test_engine_option_is_refused_beside_another_engine(mine: str) -> None:
     ENGINES.entry(f"{mine}.ClippingEngine")
     with pytest.raises(
-        UserError, match=rf"Expected local.engine={mine}.ClippingEngine beside local.clip, got"
+        UserError, match=rf"Expected local.engine={mine}.ClippingEngine beside local.norm_limit, got"
     ):
-        config_of("local.clip=0.5", "local.engine=loop")
+        config_of("local.norm_limit=0.5", "local.engine=loop")
 
 
 def test_network_by_import_path_is_a_plain_torch_module_with_a_head(mine: str) -> None:
@@ -153,7 +153,7 @@ def test_network_that_makes_no_module_is_refused_with_a_sentence(mine: str) -> N
 def test_third_party_engine_and_network_on_ray_give_the_bits_of_this_process(tmp_path: Path) -> None:
     (tmp_path / "mine_on_ray.py").write_text(MINE.replace("NAME", "wide_on_ray"))
     settings = [
-        "local.engine=mine_on_ray.ClippingEngine", "local.clip=0.5", "model=mine_on_ray.two_layers",
+        "local.engine=mine_on_ray.ClippingEngine", "local.norm_limit=0.5", "model=mine_on_ray.two_layers",
         "method=ifca", "clients=4", "clusters=2", "rounds=2", "local.steps=2", "storage=runs",
     ]  # fmt: skip
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}

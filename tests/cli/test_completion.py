@@ -46,7 +46,7 @@ def values(answers: str) -> list[str]:
     [
         ("archipelago method=ifc", ["method=ifca"]),
         ("archipelago method=ifca+c", ["method=ifca+cam", "method=ifca+cks", "method=ifca+con"]),
-        ("archipelago local.l", ["local.lr="]),
+        ("archipelago local.lr", ["local.lr="]),
         ("archipelago rounds=3 loc", ["local."]),
         ("archipelago fedprox.", ["fedprox.mu="]),
         ("archipelago rounds=3 seed=1 roun", []),  # given already
@@ -92,7 +92,7 @@ def test_completion_offers(
 
 def test_completion_asked_by_another_process(cache: str) -> None:
     assert asked("archipelago method=ifc", cache) == ["method=ifca"]
-    assert asked("archipelago local.l", cache) == ["local.lr="]
+    assert asked("archipelago local.lr", cache) == ["local.lr="]
     assert asked("archipelago --config thesis-7.", cache) == [f"thesis-7.{number}" for number in range(1, 7)]
 
 
@@ -196,7 +196,7 @@ def test_completion_in_a_real_shell(shell: str, home: dict[str, str], tmp_path: 
         pytest.skip(f"{shell} is not installed")
     subprocess.run(["archipelago", "--install-completion", shell], env=home, check=True, capture_output=True)
     asked("archipelago method=", cache)
-    typed = "archipelago method=ifc\tlocal.l\t0.1 --config dem\t"
+    typed = "archipelago method=ifc\tlocal.lr\t0.1 --config dem\t"
     shown = typed_line([shell, "-i"], typed, tmp_path, home)
     assert shown.rstrip() == "archipelago method=ifca local.lr=0.1 --config demo"
 
@@ -218,7 +218,7 @@ def bash_answers(line: str, words: list[str], env: dict[str, str]) -> list[str]:
     [
         ("archipelago method=ifc", ["archipelago", "method", "=", "ifc"], ["ifca"]),
         ("archipelago model=", ["archipelago", "model", "="], ["mlp"]),
-        ("archipelago local.l", ["archipelago", "local.l"], ["local.lr="]),
+        ("archipelago local.lr", ["archipelago", "local.lr"], ["local.lr="]),
         ("archipelago name=a:b report", ["archipelago", "name", "=", "a", ":", "b", "report"], []),
     ],
 )

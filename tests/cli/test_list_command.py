@@ -82,7 +82,11 @@ def test_list_of_an_entry_shows_what_it_declares(command: Any) -> None:
     assert re.search(rf"label +{METHODS['ifca'].label}\n", out)
     assert re.search(r"ifca\.noise +0\.1 +.*\[ifca\.noise > 0\]", out)
     assert "independent | perturbed | balanced" in out
-    assert "An Efficient Framework for Clustered Federated Learning" in out and "Readings: " in out
+    assert "An Efficient Framework for Clustered Federated Learning" in out and "\nReadings\n" in out
+    assert re.search(
+        r"\nFirst models\n +paper +.*\n +released code +.*\n +here +K independent draws\n +option +ifca.init",
+        out,
+    )
     assert "data set, data=digits" in command("list", "digits")[1]
     assert re.search(r"unit +%\n", command("list", "accuracy")[1])
 
@@ -159,7 +163,10 @@ def test_list_as_json_has_every_kind_with_what_entries_declare(command: Any) -> 
     assert entries["metric", "accuracy"]["capabilities"]["better"] == "higher"
     code, out, _ = command("list", "ifca", "--json")
     (ifca,) = json.loads(out)
-    assert "Readings" in ifca["documentation"] and ifca["defined_in"] == "archipelago.strategies.ifca"
+    assert (
+        ifca["readings"][0]["topic"] == "Data of the K losses"
+        and ifca["defined_in"] == "archipelago.strategies.ifca"
+    )
     settings = {
         each["name"]: each for each in json.loads(command("list", "settings", "--json")[1])["settings"]
     }

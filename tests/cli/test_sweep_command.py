@@ -15,8 +15,9 @@ import archipelago.cli.main
 from actors.reports import RoundReport
 from actors.session import InProcessSession
 from archipelago import open_run
+from archipelago.cli.demonstration import next_steps
 from archipelago.cli.listing import List
-from archipelago.cli.results import next_steps
+from archipelago.core.packaged import first_comment
 from archipelago.experiments.runner import run_experiment
 from archipelago.runs.storage import Mirror, join, working_copy
 from archipelago.runs.sweeps import is_sweep, read_rows
@@ -90,7 +91,10 @@ def test_demonstration_as_a_user_runs_it(tmp_path: Path) -> None:
     assert set(accuracy) == {"FedAvg", "IFCA", "WeCFL", "IFCA+CAM", "FeSEM+CAM"}
     assert all(accuracy[name] > accuracy["FedAvg"] + 5 for name in ("IFCA", "WeCFL", "FeSEM+CAM"))
     assert f"Report: {made / 'report/report.html'}" in done.stdout and (made / "report/report.html").is_file()
-    assert done.stdout.rstrip().endswith(next_steps().replace("archipelago ", "python -m platform.launch "))
+    assert next_steps().replace("archipelago ", "python -m platform.launch ") in done.stdout
+    assert done.stdout.startswith(first_comment("comparison")) and "points" in done.stdout
+    last = done.stdout.rstrip().splitlines()[-1]  # and no offer to open it: nobody could answer
+    assert last.startswith(f"Report: {made / 'report/report.html'}")
 
 
 def test_dry_run_of_one_experiment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

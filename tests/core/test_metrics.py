@@ -36,7 +36,9 @@ def brought() -> Iterator[None]:
 @pytest.mark.usefixtures("brought")
 def test_metrics_of_a_run_are_the_platforms_and_those_of_its_plugins() -> None:
     """Whatever else this process imported: an earlier run's plug-in must not add a column to the next one."""
-    assert [entry.name for entry in chosen()] == ["loss", "accuracy", "macro_f1", "mse", "ari", "nmi"]
+    assert [entry.name for entry in chosen()] == [
+        "loss", "accuracy", "macro_f1", "mse", "ari", "nmi", "silhouette", "was",
+    ]  # fmt: skip
     assert [entry.name for entry in chosen(["somebody.other"])][-1] == "certainty"
     assert "micro_certainty" in client_columns(10, ["somebody"])
     assert "micro_certainty" not in client_columns(None, ["somebody"])  # a regression

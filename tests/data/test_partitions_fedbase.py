@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.data import Labels
-from archipelago.data.partitions_fedbase import _indicators, _slices
+from archipelago.data.partitions_fedbase import _indicators, _proportions, _slices
 from tests.support.partitions import checked, divide, labels_of, table
 
 # As CIFAR-10: 5,000 training and 1,000 test samples of each of ten classes.
@@ -117,3 +117,29 @@ def test_what_the_protocol_cannot_do_is_a_sentence() -> None:
         divide("iid", small, 3, compat="fedbase")
     with pytest.raises(UserError, match="divides samples by class"):
         divide("dirichlet", Labels("made", np.zeros(100), np.zeros(100), None), 4, compat="fedbase")
+
+
+def test_the_older_version_rounds_proportions() -> None:
+    # Ten labels of 1,000 test samples: three decimals, so a share of .0005 or less is nothing.
+    made = [divide("dirichlet", CIFAR, 200, seed, compat="fedbase-0.6.8", alpha=0.1) for seed in range(5)]
+    assert "partition.compat=fedbase-0.6.8" in made[0].notes[0]
+    distinct = np.mean([(each.copy_of < 0).sum() for each in made])
+    assert distinct == pytest.approx(179, abs=5)
+    sizes = np.array([[len(part) for part in each.train] for each in made])
+    assert np.median(sizes, axis=1).mean() == pytest.approx(205, abs=25)
+    assert sizes.sum(axis=1).mean() == pytest.approx(55_400, rel=0.05)
+    classes = [(table(CIFAR.train, each.train, 10) > 0).sum(axis=0).mean() for each in made]
+    assert np.mean(classes) == pytest.approx(3.6, abs=0.2)
+
+
+def test_rounded_proportions_by_hand() -> None:
+    drawn = generator(3, "test").dirichlet([2.0, 2.0, 2.0], size=1)
+    for decimals in (1, 2):
+        found = _proportions(2.0, 1, 3, decimals, generator(3, "test"))
+        assert found.tolist() == np.round(drawn, decimals).tolist()
+    assert (_proportions(2.0, 1, 3, None, generator(3, "test")) <= drawn).all()
+    # Shares of .6, .5 and .1 of ten samples: 6, then the 4 that are left, then none.
+    first, second, third = _slices(
+        np.zeros(10, int), np.arange(10), np.array([0]), np.array([[0.6, 0.5, 0.1]])
+    )
+    assert (len(first), len(second), len(third)) == (6, 4, 0)

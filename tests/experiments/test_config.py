@@ -143,13 +143,19 @@ def test_lists_optional_numbers_and_truth_values() -> None:
     assert load_config(overrides=["model.hidden=[]"], env={}).model.hidden == []
 
 
+TIMER = "lightning.pytorch.callbacks.Timer"
+
+
 def test_a_free_section_takes_any_name(tmp_path: Path) -> None:
     path = yaml_file(
-        tmp_path, "local: {executor: trainer, trainer: {precision: 64, callbacks: [a.B], x: {y: 1}}}\n"
+        tmp_path,
+        "local:\n  executor: trainer\n"
+        f"  trainer: {{precision: 64, callbacks: [{TIMER}], max_time: {{hours: 1}}}}\n",
     )
-    config = load_config(path, ["local.trainer.precision=bf16-mixed", "local.trainer.limit=0.5"], env={})
+    more = ["local.trainer.precision=bf16-mixed", "local.trainer.limit_train_batches=0.5"]
+    config = load_config(path, more, env={})
     assert config.local.trainer == {
-        "precision": "bf16-mixed", "callbacks": ["a.B"], "x": {"y": 1}, "limit": 0.5
+        "precision": "bf16-mixed", "callbacks": [TIMER], "max_time": {"hours": 1}, "limit_train_batches": 0.5
     }  # fmt: skip
     assert config_from_yaml(config_to_yaml(config)) == config
     assert "Expected local.trainer to be a section of its own" in sentence("local.trainer=5")

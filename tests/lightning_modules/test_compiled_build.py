@@ -14,7 +14,7 @@ import torch
 
 from archipelago.core.errors import UserError
 from lightning_modules.engines import TrainJob, make_engine
-from lightning_modules.engines.compiled import build
+from lightning_modules.engines.compiled import build, recipe
 from tests.support.compiled import DIGEST_JOBS, Bench, digest, network
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,7 +150,7 @@ def test_an_unknown_instruction_set_is_a_sentence(fresh):
 
 def test_every_source_is_in_the_key_and_in_the_package():
     folder = Path(build.__file__).parent
-    assert {each.name for each in folder.iterdir() if each.suffix in (".c", ".h")} == set(build.SOURCES)
+    assert {each.name for each in folder.iterdir() if each.suffix in (".c", ".h")} == set(recipe.SOURCES)
 
 
 def _library_of_the_compiler(name):

@@ -12,6 +12,7 @@ from archipelago.experiments.choose_clusters import Choice
 from archipelago.experiments.config import load_config
 from archipelago.experiments.runner import run_experiment
 from archipelago.reports.groups import Group, make_groups
+from archipelago.reports.repeats import Repeat
 from archipelago.runs.lock import FolderLock
 from archipelago.runs.sweeps import find_trials
 from tests.support.written_runs import write_run, write_sweep
@@ -38,7 +39,7 @@ def test_a_further_seed_joins_the_row_of_a_sweep(tmp_path: Path) -> None:
     other = sweep_of(tmp_path / "other", "ifca | lr=0.1", (3, 4))
     for paths in ([sweep, alone, other], [alone, other, sweep]):
         (group,) = groups_of(*paths)
-        assert sorted(group.finished) == [0, 1, 2, 3, 4]
+        assert [each.start for each in sorted(group.finished)] == [0, 1, 2, 3, 4]
 
 
 def test_what_a_sweep_compares_stays_apart_even_if_no_result_depends_on_it(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_what_a_sweep_compares_stays_apart_even_if_no_result_depends_on_it(tmp_p
         "IFCA (group=ifca, executor=loop)",
         "IFCA (group=ifca, executor=stacked)",
     ]
-    assert sorted(first.finished) == sorted(second.finished) == [0, 1]
+    assert sorted(first.finished) == sorted(second.finished) == [Repeat(0, 0), Repeat(1, 1)]
 
 
 def test_seeds_that_chose_their_own_number_of_clusters_are_one_row(
@@ -72,7 +73,7 @@ def test_seeds_that_chose_their_own_number_of_clusters_are_one_row(
     (same,) = groups_of(*runs[:2])
     assert (same.label, same.clusters, same.note) == ("IFCA", 2, "")
     (group,) = groups_of(*runs)
-    assert (group.label, group.clusters, sorted(group.finished)) == ("IFCA", None, [0, 1, 2])
+    assert (group.label, group.clusters, len(group.finished)) == ("IFCA", None, 3)
     assert group.note == "K was chosen on validation data: 2 (seed 0, 1), 3 (seed 2)"
     given = run_experiment(
         load_config(overrides=[*small, "clusters=2"], env={}), tmp_path / "given", quiet=True
@@ -106,7 +107,7 @@ def test_of_two_runs_of_one_seed_the_first_finished_one_counts(tmp_path: Path) -
     second = write_run(tmp_path / "c", accuracy=[0.9] * 4)
     (group,) = groups_of(broken, first, second)
     assert [run.path for run in group.counted] == [run.path for run in group.shown] == [first]
-    assert group.by_seed("micro_accuracy") == {0: 0.5}
+    assert group.by_repeat("micro_accuracy") == {Repeat(0, 0): 0.5}
     (group,) = groups_of(broken)
     assert group.counted == [] and [run.path for run in group.shown] == [broken]
 

@@ -256,7 +256,7 @@ def test_every_figure_that_the_runs_can_show_is_there(figures: list[dict[str, An
     families = {each["family"] for each in figures}
     assert families == {
         "convergence", "bars", "clients", "work", "time", "communication", "sizes", "flow", "ground-truth", "map",
-        "cosine", "centres", "examples", "weights-rounds", "weights-clients", "levels", "labels", "similarity",
+        "cosine", "centres", "examples", "weights-rounds", "weights-clients", "levels", "parts", "labels", "similarity",
         "distributions", "distributions-rounds",
     }  # fmt: skip
 
@@ -524,14 +524,18 @@ def test_the_page_is_one_small_file_that_needs_nothing(report: Report) -> None:
     path = report.folder / "report.html"
     assert path.stat().st_size < 5_000_000
     text = re.sub(r'<script type="application/octet-stream".*?</script>', "", path.read_text(), flags=re.S)
-    assert re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)""", text) == []
+    assert re.findall(r"""src\s*=\s*["'](?!data:)""", text) == [] and "<link" not in text
+    links = re.findall(r"""href\s*=\s*["']([^"']*)""", text)  # within the page, or to files of its runs
+    assert links and all(link.startswith("#") or (path.parent / link).is_file() for link in links)
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
     assert "default-src 'none'" in text and 'name="viewport"' in text
 
 
 def test_equal_runs_give_equal_files(report: Report, runs: dict[str, Path], tmp_path: Path) -> None:
     again = build_report(
-        ReportRequest([str(path) for path in runs.values()], out=str(tmp_path), figures="no")
+        ReportRequest(
+            [str(path) for path in runs.values()], out=str(report.folder.parent / "again"), figures="no"
+        )
     )
     for file in again.files:
         assert file.read_bytes() == (report.folder / file.name).read_bytes()

@@ -186,7 +186,7 @@ def test_what_is_no_run_is_a_sentence(tmp_path: Path) -> None:
         final_figures(tmp_path)
     path = make(tmp_path / "run")
     (path / "status.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="is damaged"):
         write_summary(path)
     shutil.rmtree(path)
     path = make(tmp_path / "run", config={"evaluation": {"last": 0}})

@@ -25,6 +25,7 @@ from archipelago.reports.published import (
     published_for,
     published_results,
 )
+from archipelago.reports.repeats import Repeat
 from archipelago.reports.significance import holm, paired_p
 from archipelago.reports.table_text import as_csv, latex, markdown, print_tables
 from archipelago.reports.tables import Table, build_tables
@@ -48,6 +49,11 @@ def compare(folder: Path) -> list[Path]:
     return runs
 
 
+def seeds(*numbers: int) -> tuple[Repeat, ...]:
+    """Runs whose partition has the seed of everything else."""
+    return tuple(Repeat(number, number) for number in numbers)
+
+
 def tables(paths: list[Path], **options: object) -> list[Table]:
     return build_tables(make_groups(find_trials(paths)), **options)  # type: ignore[arg-type]
 
@@ -55,7 +61,7 @@ def tables(paths: list[Path], **options: object) -> list[Table]:
 def test_means_and_spreads_over_seeds_of_the_means_of_the_last_rounds(tmp_path: Path) -> None:
     (table,) = tables(compare(tmp_path))
     ifca, fedavg = table.rows
-    assert (ifca.label, ifca.clusters, ifca.seeds) == ("IFCA", 2, (0, 1, 2))
+    assert (ifca.label, ifca.clusters, ifca.repeats) == ("IFCA", 2, seeds(0, 1, 2))
     assert (fedavg.label, fedavg.clusters) == ("FedAvg", None)
     cell = ifca.cells["micro_accuracy"]
     assert cell.mean == pytest.approx(70.0)
@@ -116,11 +122,11 @@ def test_only_finished_runs_count_and_the_others_say_why(tmp_path: Path) -> None
     )
     found = tables([*runs, broken, sweep])
     rows = {row.label: row for table in found for row in table.rows}
-    assert rows["WeCFL"].cells["micro_accuracy"].mean is None and rows["WeCFL"].seeds == ()
+    assert rows["WeCFL"].cells["micro_accuracy"].mean is None and rows["WeCFL"].repeats == ()
     assert rows["WeCFL"].note == "seed 0: failed after 4 rounds (Client 3 failed.)"
     assert rows["cfl"].note == "seed 0: waiting" and rows["cfl"].cells["micro_accuracy"].mean is None
     (sweeps,) = [row for table in found for row in table.rows if row.note.startswith("seed 1: failed")]
-    assert sweeps.note == "seed 1: failed (out of memory)" and sweeps.seeds == (0, 1, 2)
+    assert sweeps.note == "seed 1: failed (out of memory)" and sweeps.repeats == seeds(0, 1, 2)
     text = io.StringIO()
     print_tables(found, text)
     assert "  WeCFL" in text.getvalue().splitlines()  # nothing but its name
@@ -176,7 +182,7 @@ def test_what_was_tuned_is_ranked_by_validation_and_never_by_test(tmp_path: Path
         "Best by validation: IFCA (lr=0.2), accuracy (%) on validation data 60.00; accuracy (%) on test data 70.00.",
         "Best by validation: FedAvg (lr=0.3), accuracy (%) on validation data 40.00; accuracy (%) on test data 30.00.",
     ]
-    text = page("x", make_groups(find_trials([tmp_path / "drawn"])), [table], [], [])
+    text = page("x", make_groups(find_trials([tmp_path / "drawn"])), [table], [], [], tmp_path)
     assert "chosen on validation data, its test accuracy (%): IFCA (lr=0.2)" in text
     by_loss = {**drawn, "metric": "validation_micro_loss"}
     (table,) = tables([tuned_sweep(tmp_path / "loss", **by_loss)])
@@ -234,11 +240,12 @@ def test_where_data_was_kept_tells_no_runs_apart(tmp_path: Path) -> None:
         write_run(tmp_path / f"{seed}", seed=seed, config={**config, "tensorboard": bool(seed)})
     (table,) = tables([tmp_path / "0", tmp_path / "1"])
     (row,) = table.rows
-    assert row.by_seed("micro_accuracy").keys() == {0, 1}
+    assert row.by_repeat("micro_accuracy").keys() == set(seeds(0, 1))
 
 
+SYNTHETIC = {"name": "synthetic", "weight_scale": 10**0.5, "noise": 1.0, "common_scale": 0.0, "dimension": 10}
 FEDSOFT = {
-    "data": {"name": "synthetic", "sources": 2},
+    "data": {**SYNTHETIC, "sources": 2},
     "partition": {"name": "mixture", "mixture": "10:90", "size_range": [100, 200]},
     "clients": 100,
     "local": {"optimizer": "adam"},
@@ -260,7 +267,7 @@ def test_cluster_models_stand_beside_fedsofts_by_what_they_are_for(tmp_path: Pat
     got = [[(cell.mean, cell.published.mean if cell.published else None) for cell in row.cells.values()]
            for row in centres.rows]  # fmt: skip
     assert got == [[(35.0, 29.5), (75.0, 68.4)], [(65.0, 58.6), (25.0, 21.8)]]
-    assert centres.rows[0].by_seed("centre_mse[*,0]") == {0: 30.0, 1: 40.0}
+    assert centres.rows[0].by_repeat("centre_mse[*,0]") == dict(zip(seeds(0, 1), (30.0, 40.0), strict=True))
     lines = list(csv.DictReader(io.StringIO(as_csv([main, centres]))))
     (line,) = [each for each in lines if each["method"] == "FedSoft on distribution 1"
                and each["metric"].startswith("model for 1")]  # fmt: skip
@@ -277,8 +284,8 @@ def test_every_published_number_has_a_run_that_leads_to_it() -> None:
         for mixture in ("10:90", "30:70", "linear", "random"):
             partition = {"name": "mixture", "mixture": mixture}
             for data, clusters in (
-                ({"name": "synthetic", "sources": 2}, 2),
-                ({"name": "synthetic", "sources": 8}, 8),
+                ({**SYNTHETIC, "sources": 2}, 2),
+                ({**SYNTHETIC, "sources": 8}, 8),
                 ({"name": "emnist_cases", "rotations": 1}, 2),
                 ({"name": "emnist_cases", "rotations": 2}, 4),
             ):
@@ -290,8 +297,14 @@ def test_every_published_number_has_a_run_that_leads_to_it() -> None:
     assert {each.metric.partition("[")[0] for each in printed} == {
         "centre_mse", "centre_accuracy", "best_centre_accuracy", "train_macro_accuracy",
     }  # fmt: skip
-    wrong = {"method": "fedsoft", "data": {"name": "synthetic", "sources": 4}, "partition": partition}
-    assert published_for(wrong, 2) == {}  # more ground-truth models than centres
+    others = ({"sources": 4}, {"weight_scale": 10.0}, {"dimension": 5}, {"noise": 0.0}, {"common_scale": 1.0})
+    for other in (
+        {},
+        *others,
+    ):  # more ground-truth models than centres; another generator than FedSoft's tables have
+        data = {**SYNTHETIC, "sources": 2, **other}
+        found = published_for({"method": "fedsoft", "data": data, "partition": partition}, 2)
+        assert bool(found) == (not other), other
 
 
 def test_problems_are_tables_and_settings_that_differ_are_in_the_label(tmp_path: Path) -> None:
@@ -310,7 +323,7 @@ def test_problems_are_tables_and_settings_that_differ_are_in_the_label(tmp_path:
 
 THESIS = {
     "data": {"name": "fashion_mnist"},
-    "partition": {"name": "cluster_dirichlet", "alpha": 0.1, "alpha_within": 10.0},
+    "partition": {"name": "cluster_dirichlet", "alpha": 0.1, "alpha_within": 10.0, "compat": "fedbase"},
     "clusters": 5,
     "clients": 200,
     "local": {"steps": 10, "batch": 32, "lr": 0.001},
@@ -343,8 +356,17 @@ def test_a_published_number_needs_the_papers_setting() -> None:
     config = {"method": "fesem", **THESIS}
     assert published_for(config, 5)["micro_accuracy"].mean == 94.64
     assert published_for(config, 7) == {}
-    assert published_for({**config, "partition": {"name": "cluster_dirichlet", "alpha": 1.0}}, 5) == {}
+    assert published_for({**config, "partition": {**config["partition"], "alpha": 1.0}}, 5) == {}
     assert published_for({**config, "method": "fesem+prox"}, 5) == {}
+    for compat, there in (
+        ("fedbase", True),
+        ("fedbase-0.6.8", True),
+        ("none", False),
+    ):  # divided as the paper's code does
+        assert (
+            bool(published_for({**config, "partition": {**config["partition"], "compat": compat}}, 5))
+            == there
+        )
     other = {"method": "ifca", "data": {"name": "femnist"}, "partition": {"name": "natural"}}
     assert published_for(other, 3)["macro_macro_f1"].method == "HypoCluster"
     assert deviations(config | {"rounds": 100}, ["thesis-2023"]) == []
@@ -352,7 +374,8 @@ def test_a_published_number_needs_the_papers_setting() -> None:
 
 CIFAR = {
     "method": "fedavg", "data": {"name": "cifar10"},
-    "partition": {"name": "cluster_dirichlet", "alpha": 0.1, "alpha_within": 10.0, "groups": 10, "group_sizes": []},
+    "partition": {"name": "cluster_dirichlet", "alpha": 0.1, "alpha_within": 10.0, "groups": 10, "group_sizes": [],
+                  "compat": "fedbase"},
     "clients": 200, "rounds": 100, "local": {"steps": 10, "batch": 32, "lr": 0.001, "epochs": None},
 }  # fmt: skip
 
@@ -382,7 +405,8 @@ def test_whatever_else_is_not_the_papers_is_said(other: dict[str, object], note:
 
 
 def test_a_sweep_says_which_published_table_it_repeats(tmp_path: Path) -> None:
-    config = {**CIFAR, "method": "ifca+con", "partition": {"name": "dirichlet", "alpha": 0.1}, "clusters": 10}
+    partition = {"name": "dirichlet", "alpha": 0.1, "compat": "fedbase"}
+    config = {**CIFAR, "method": "ifca+con", "partition": partition, "clusters": 10}
     clusters = {"cluster_sizes": [[2, 2]] * 4}
     run = write_run(tmp_path / "s/runs/a", method="ifca+con", config=config, metrics=clusters)
     trial = {"group": "ifca+con", "seed": 0, "run": run.relative_to(tmp_path / "s").as_posix()}
@@ -474,7 +498,7 @@ def test_a_group_counts_a_seed_once(tmp_path: Path) -> None:
     other = write_run(tmp_path / "b", accuracy=[0.9] * 4)
     (group,) = make_groups(find_trials([one, other, one]))
     assert isinstance(group, Group) and len(group.runs) == 2
-    assert group.by_seed("micro_accuracy") == {0: 0.5}
+    assert group.by_repeat("micro_accuracy") == {Repeat(0, 0): 0.5}
     assert group.std("micro_accuracy") is None
 
 

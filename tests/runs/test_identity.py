@@ -105,6 +105,17 @@ def test_identity_of_another_partition_or_checkpoint_is_noticed(tmp_path: Path) 
     shutil.copy(other / "partition.safetensors", run)
     with pytest.raises(UserError, match=r"partition\.safetensors is another one"):
         resume(run, quiet=True)
+    (run / "partition.safetensors").unlink()
+    with pytest.raises(UserError, match=r"partition\.safetensors is missing"):
+        resume(run, quiet=True)
+
+
+def test_identity_of_a_run_published_without_its_partition_keeps_its_rank(tmp_path: Path) -> None:
+    runs = [made(tmp_path / "one"), made(tmp_path / "two", "local.lr=0.2")]
+    for run in runs:
+        (run / "partition.safetensors").unlink()
+    (table,) = build_tables(make_groups(find_trials(runs)))
+    assert {row.cells["micro_accuracy"].rank for row in table.rows} == {1, 2} and not table.rows[1].note
 
 
 def test_identity_of_a_finished_run_that_was_edited_costs_its_rank(tmp_path: Path) -> None:

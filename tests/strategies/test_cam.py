@@ -29,10 +29,12 @@ def joint(method="ifca+cam", schedule="simultaneous", **options):
 # Shared part with the cluster models fixed (8): 0.5 - 0.2 (0.5 + 1 - 2) = 0.6, 0.5 - 0.2 (0.5 - 1 + 2) = 0.2.
 # Shared part on top of the new cluster parts: 0.5 - 0.2 (0.5 + 1.1 - 2) = 0.58, 0.5 - 0.2 (0.5 - 1.3 + 2) = 0.26.
 # Cluster part on top of the new shared parts: 1 - 0.2 (1 + 0.6 - 2) = 1.08, -1 - 0.2 (-1 + 0.2 + 2) = -1.24.
+# Cluster part on top of their average, 0.4: 1 - 0.2 (1 + 0.4 - 2) = 1.12, -1 - 0.2 (-1 + 0.4 + 2) = -1.28.
 BY_HAND = {
     "simultaneous": ([-1.3, 1.1], 0.4),
     "cluster_first": ([-1.3, 1.1], 0.42),
     "global_first": ([-1.24, 1.08], 0.4),
+    "global_first_aggregated": ([-1.28, 1.12], 0.4),
     "alternating": ([-1.3, 1.1], 0.42),
 }
 
@@ -114,7 +116,7 @@ def test_the_pull_to_the_centre_changes_the_numbers_of_parameter_based_bases_onl
 
 
 def test_warm_up_is_fedavg_for_loss_based_bases():
-    cam = session_of("method=ifca+cam", "cam.warmup=0.5", "rounds=4")
+    cam = session_of("method=ifca+cam", "cam.warm=base", "cam.warmup=0.5", "rounds=4")
     session_rounds = run(cam, 2)
     strategy = cam.server.method
     # FedAvg on the shared model alone: the same steps by hand.
@@ -159,7 +161,7 @@ def test_with_a_shared_model_that_stays_zero_it_is_the_base(base):
 
 
 def test_with_cluster_models_that_stay_zero_it_is_fedavg():
-    cam = session_of("method=oracle+cam", "cam.warmup=0", "clusters=2")
+    cam = session_of("method=oracle+cam", "cam.warmup=0", "cam.schedule=simultaneous", "clusters=2")
     strategy = cam.server.method
     zero = Models(np.zeros_like(strategy.base.clusters.values))
     strategy.base.clusters = zero
@@ -246,7 +248,9 @@ def test_a_restored_session_predicts_as_before():
 
 
 def test_few_shots_count_from_the_first_assignment():
-    session = session_of("method=ifca+cam+few_shots", "rounds=8", "cam.warmup=0.5", "few_shots.rounds=2")
+    session = session_of(
+        "method=ifca+cam+few_shots", "rounds=8", "cam.warm=base", "cam.warmup=0.5", "few_shots.rounds=2"
+    )
     objectives = ["clustering_objective" in report.metrics for report in run(session, 8)]
     assert objectives == [False] * 4 + [True] * 2 + [False] * 2
 
@@ -270,7 +274,7 @@ def test_alternating_waits_for_the_new_cluster_model_where_cluster_first_takes_t
 
 def test_fine_tuning_by_hand_moves_the_cluster_part_and_then_the_shared_one():
     fleet = scalar_fleet(TWO, lr=0.1)
-    options = {"cam": CAMOptions(warmup=0.0)}
+    options = {"cam": CAMOptions(schedule="simultaneous", warmup=0.0)}
     strategy = method_of("ifca+cam+finetune", fleet, clusters=2, rounds=1, options=options)
     strategy.base.clusters, strategy.addons[0].shared = Models(np.float32([[-1.0], [1.0]])), np.float32([0.5])
     strategy.round(fleet, 1)  # clusters -1.3 and 1.1, shared 0.4: as above
@@ -313,7 +317,7 @@ def test_clusterability_is_measured_at_the_sum_of_both_parts():
 
 
 def test_clusterability_in_the_warm_up_is_measured_at_the_model_that_clients_predict_with():
-    settings = ("evaluation.clusterability=true", "cam.warmup=0.5", "clusters=2", "rounds=4")
+    settings = ("evaluation.clusterability=true", "cam.warm=base", "cam.warmup=0.5", "clusters=2", "rounds=4")
     session = session_of("method=ifca+cam", *settings)
     report = session.run_round(1)
     shared, fleet = session.server.method.addons[0].shared, session.fleet

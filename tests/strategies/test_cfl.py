@@ -62,6 +62,53 @@ def test_each_condition_is_needed():
     assert clusters_after(gamma=1.0) == 2  # opposite updates: the separation is sqrt((1 + 1) / 2) = 1
 
 
+def test_a_split_must_show_on_either_half_of_the_clients_samples():
+    def clusters_after(samples, **options):
+        fleet = scalar_fleet(samples, lr=0.1)
+        options = {"cfl": CFLOptions(**{**NOW, "eps1": 0.5, "eps2": 0.0, **options})}
+        cfl = method_of("cfl", fleet, clusters=2, options=options)
+        cfl.base.clusters = Models(np.zeros((1, 1), np.float32))
+        cfl.round(fleet, 1)
+        return cfl.base.K, cfl.report.get("gamma"), fleet
+
+    # Two kinds of clients, whose halves pull alike: rho = 1, no noise.
+    kinds = [[(1.0, y), (1.0, y)] for y in (10.0, 11.0, -10.0, -10.0)]
+    split, gamma, fleet = clusters_after(kinds)
+    assert split == 2 and gamma == pytest.approx(0.0, abs=1e-6)
+    fleet.commit()
+    assert not [key for state in fleet.snapshot()[0].values() for key in state if "halves" in key]
+    # One kind: a client's halves pull to 10 and to -9.9, so what differs on the ones is reversed on the others.
+    noise = [[(1.0, 10.0), (1.0, -9.9)]] * 4
+    assert clusters_after(noise)[:2] == (1, float("inf"))
+    assert clusters_after(noise, gamma=0.0)[0] == 2  # as the released code: always
+
+
+def test_a_cluster_of_one_kind_is_measured_again_after_some_rounds():
+    for retry, expected in ((1, 4), (3, 2)):
+        fleet = scalar_fleet([[(1.0, 10.0), (1.0, -10.1)]] * 4, lr=0.1)
+        options = {"cfl": CFLOptions(**{**NOW, "eps1": 0.5, "eps2": 0.0, "retry": retry})}
+        cfl = method_of("cfl", fleet, clusters=2, options=options)
+        cfl.base.clusters = Models(np.zeros((1, 1), np.float32))
+        measured = []
+        for round in range(1, 5):
+            fleet.begin(round)
+            cfl.round(fleet, round)
+            measured += [round] * ("gamma" in cfl.report)
+        assert len(measured) == expected and cfl.base.K == 1
+
+
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full)]
+)
+def test_clients_of_one_kind_stay_together_and_two_rotations_are_two_clusters(seed):
+    common = ("method=cfl", "clients=16", "clusters=4", "partition=iid", "model.hidden=[32]", "local.steps=10",
+              "local.lr=0.05", "local.momentum=0.9", "evaluation.every=12", f"seed={seed}")  # fmt: skip
+    alike = run(session_of(*common, "data.rotations=1"), 12)[-1].metrics
+    assert alike["cluster_sizes"][0] == 16
+    apart = run(session_of(*common, "data.rotations=2"), 12)[-1].metrics
+    assert apart["ari"] == 1.0 and sorted(apart["cluster_sizes"])[-2:] == [8, 8]
+
+
 def test_relative_thresholds_are_shares_of_the_longest_mean_update():
     # From w = -50 the mean update is 0.2 * 50.5 = 10.1 long; it shrinks by 0.8 a round while the longest goes to
     # 0.2 * 10.5 = 2.1. The mean falls below 0.1 * 10.1 in round 12 (0.8^11 = 0.086): then 2.1 < longest < 3.2.
@@ -207,6 +254,13 @@ def test_buffers_do_not_count_as_updates():
     assert alpha == pytest.approx(moved[:, :P] @ moved[:, :P].T / np.outer(norms, norms), rel=1e-9)
 
 
+@pytest.mark.parametrize("rule", ["spectral", "kmeans", "agglomerative"])
+def test_a_clustering_rule_may_divide_a_cluster(rule):
+    cfl, fleet = cfl_of([10.0, 11.0, -10.0, -9.0], eps1=0.2, eps2=2.0, bipartition=rule)
+    cfl.round(fleet, 1)
+    assert {frozenset(members) for members in clusters_of(cfl)} == {frozenset({0, 1}), frozenset({2, 3})}
+
+
 # --- partial participation --------------------------------------------------------------------------------
 
 
@@ -314,7 +368,9 @@ def test_the_same_bits_in_any_layout_and_after_a_restore():
 
 
 def test_a_split_federation_takes_new_clients_and_a_shared_model():
-    session = session_of("method=cfl+cam", "cfl.first=1", "cfl.eps1=2", "cfl.eps2=0", "holdout_clients=0.25")
+    session = session_of(
+        "method=cfl+cam", "cfl.first=1", "cfl.eps1=2", "cfl.eps2=0", "cfl.gamma=0", "holdout_clients=0.25"
+    )
     reports = run(session, 4)
     assert session.server.method.base.K == 2
     assert np.isfinite(reports[-1].clients["accuracy"]).all()

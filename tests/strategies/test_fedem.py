@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from archipelago.strategies.fedem import FedEMOptions, responsibilities
-from archipelago.strategies.references import Models
+from archipelago.strategies.references import Models, Prediction
 from lightning_modules.engines.objective import outputs_of
 from tests.support.experiments import checkpoint_of, digest, outcome, run, session_of
 from tests.support.mixtures import error_up_to_permutation, mixed_session, ten_ninety
@@ -127,6 +127,21 @@ def test_a_prediction_is_the_mixture_of_probabilities_and_its_loss_the_logarithm
         loss = -np.log(mixed[np.arange(len(y)), y]).mean()
         assert report.clients["accuracy"][client] == pytest.approx((mixed.argmax(axis=1) == y).mean())
         assert report.clients["loss"][client] == pytest.approx(loss, rel=1e-4)
+
+
+def test_the_component_of_largest_weight_predicts_alone_where_asked():
+    mixture, largest = (
+        session_of("method=fedem", "clusters=3", f"fedem.predict={how}") for how in ("mixture", "largest")
+    )
+    reports = run(mixture, 2)[-1], run(largest, 2)[-1]
+    base = largest.server.method.base
+    assert np.array_equal(
+        base.clusters.values, mixture.server.method.base.clusters.values
+    )  # training is the same
+    fleet = largest.fleet.everyone
+    alone = fleet.evaluate(Prediction([base.clusters[base.mixture.argmax(axis=1)]]))
+    assert np.array_equal(reports[1].clients["loss"], alone["loss"])
+    assert not np.array_equal(reports[0].clients["loss"], reports[1].clients["loss"])
 
 
 def test_components_draw_their_own_batches_and_keep_their_own_momentum():

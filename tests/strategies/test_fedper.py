@@ -127,8 +127,45 @@ def test_the_head_of_the_network_is_private_by_default():
     assert report.events == []
 
 
-def test_a_client_that_never_took_part_has_the_first_head_on_the_current_backbone():
-    session = session_of("method=fedper", "fedper.layers=1", "participation.fraction=0.25")
+def test_a_client_that_never_took_part_trains_a_head_before_it_predicts():
+    fleet = scalar_fleet(TWO, lr=0.1, model=composed(ModelSettings)(name="mlp", hidden=[1]))
+    fedper = method_of("fedper", fleet, options={"fedper": FedPerOptions(layers=1, unseen_rounds=1)}).base
+    fedper.model = np.float32([1.0, 0.0, 1.0, 0.0])
+    fedper.round(fleet.select([0]))  # W_B = (1.2, 0.2)
+    # Client 1: relu(1.4) under the head (1, 0), d = 2 (1.4 + 2) = 6.8: h = 1 - 0.68 * 1.4, c = -0.68; then W_B again:
+    # 0.048 * 1.4 - 0.68 = -0.6128, (-0.6128 + 2)^2
+    for _ in range(2):  # nothing is learned from one prediction to the next
+        losses = fleet.evaluate(fedper.prediction(fleet))["loss"]
+        assert losses[1] == pytest.approx(1.92432, rel=1e-4)
+    assert fedper.model.tolist() == pytest.approx(
+        [1.2, 0.2, 1.0, 0.0], rel=1e-5
+    )  # the server does not hear of it
+    fleet.commit()
+    fleet.begin(2)
+    fedper.round(fleet)
+    fleet.commit()
+    assert not [key for key in fleet.snapshot()[0][1] if "new head" in key]
+
+
+def test_a_head_trained_for_a_new_client_is_far_better_than_the_first_one():
+    settings = (
+        "method=fedper",
+        "fedper.layers=1",
+        *SKEWED,
+        "holdout_clients=0.25",
+        "model.hidden=[32]",
+        "local.lr=0.1",
+    )
+    trained, first = session_of(*settings), session_of(*settings, "fedper.unseen_rounds=0")
+    ours, theirs = run(trained, 4)[-1].metrics, run(first, 4)[-1].metrics
+    assert ours["holdout_micro_accuracy"] > theirs["holdout_micro_accuracy"] + 0.2
+    assert np.array_equal(trained.server.method.base.model, first.server.method.base.model)
+
+
+def test_without_such_a_training_it_has_the_first_head_on_the_current_backbone():
+    session = session_of(
+        "method=fedper", "fedper.layers=1", "fedper.unseen_rounds=0", "participation.fraction=0.25"
+    )
     start = session.server.method.base.model
     report = run(session, 2)[-1]
     seen = {client for client, state in checkpoint_of(session).clients.items() if "model/personal" in state}

@@ -10,7 +10,8 @@ from archipelago.runs.trees import pack, unpack
 from archipelago.strategies.base import UNASSIGNED, Context
 from archipelago.strategies.clustering import normalised
 from archipelago.strategies.ensemble import build_ensemble
-from archipelago.strategies.femam import NOTHING, FeMAM, FeMAMOptions
+from archipelago.strategies.femam import FeMAM, FeMAMOptions
+from archipelago.strategies.levels import NOTHING
 from archipelago.strategies.references import Models, Prediction
 from tests.support.experiments import checkpoint_of, config_of, digest, outcome, run, session_of
 from tests.support.scalar import method_of, scalar_fleet
@@ -35,7 +36,7 @@ def play(strategy, fleet, *numbers):
 def with_global(strategy, value):
     """The strategy with its first level done: a global model of one number."""
     strategy.base.levels[0] = Models(np.float32([[value]]))
-    strategy.base.closed, strategy.base.trained = True, 1
+    strategy.base.closed, strategy.base.curve = True, np.ones(1)
     return strategy
 
 
@@ -268,16 +269,18 @@ def test_normalise_is_what_k_means_sees(rule, distinct):
     assert any("only 1 distinct" in event for event in femam.events) == (distinct == 1)
 
 
+# y = 2: loss (w - 2)^2 falls by 0.98^2 a round, so that the gains of rounds 2, 3, ... are 1 : 0.96 : 0.92 : ...
 @pytest.mark.parametrize(("options", "first_of_level_2"), [
-    ({"window": 2, "threshold": 0.5, "min_rounds": 1}, 3),
-    ({"window": 3, "threshold": 0.5, "min_rounds": 1}, 4),
-    ({"window": 2, "threshold": 0.5, "min_rounds": 4}, 5),
-    ({"window": 2, "threshold": 1e-9, "min_rounds": 1}, None),
+    ({"patience": 1, "threshold": 0.5}, 4),  # after round 3: 0.96 / 1.96 = 0.49 of all that was gained since round 1
+    ({"patience": 2, "threshold": 0.7}, 5),  # after round 4: 1.88 / 2.88 = 0.65
+    ({"patience": 1, "threshold": 0.4}, 5),  # after round 4: 0.92 / 2.88 = 0.32
+    ({"patience": 1, "threshold": 1e-9}, None),  # still improving
+    ({"patience": 1, "threshold": 1e-9, "share": 0.03}, 4),  # 3 of 100 rounds are all that level 1 may take
     ({"schedule": [2, 1]}, 3),
 ])  # fmt: skip
 def test_when_the_next_level_is_added(options, first_of_level_2):
-    fleet = scalar_fleet(TWO, lr=0.01)
-    femam = made(fleet, levels=[1, 2], personal=False, **options)
+    fleet = scalar_fleet([[(1.0, 2.0)], [(1.0, 2.0)]], lr=0.01)
+    femam = made(fleet, levels=[1, 2], personal=False, mu=0.0, **options)
     for number in range(1, 7):
         play(femam, fleet, number)
         expected = 2 if first_of_level_2 is not None and number >= first_of_level_2 else 1
@@ -306,7 +309,7 @@ def test_impossible_levels_are_refused_with_a_sentence(wrong):
 
 def test_more_clusters_than_clients_keeps_running_and_says_so():
     fleet = scalar_fleet(TWO, lr=0.1)
-    femam = with_global(made(fleet, levels=[1, 5], personal=False, schedule=[1]), -0.2)
+    femam = with_global(made(fleet, levels=[1, 5], personal=False, schedule=[1], alone=0), -0.2)
     play(femam, fleet, 2)
     assert any("only 2 distinct models for 5 clusters" in event for event in femam.events)
     assert len(femam.base.levels[1]) == 5 and np.isfinite(femam.base.levels[1].values).all()
@@ -334,7 +337,7 @@ def test_a_client_whose_training_blew_up_is_left_out():
 
 
 def test_levels_that_were_never_added_are_named():
-    session = session_of("method=femam", "rounds=2")
+    session = session_of("method=femam", "rounds=2", "femam.share=1")
     assert any("4 of 5 levels were never added" in event for event in run(session, 2)[-1].events)
 
 
@@ -374,13 +377,74 @@ def test_clients_never_seen_do_without_a_level_that_would_raise_their_loss():
     assert femam.base.structure(fleet.everyone, 2)[1].tolist() == [0, 0]
 
 
+def test_femam_clusters_absent_clients_by_what_is_known_of_them():
+    fleet = scalar_fleet([[(1.0, 2.0)], [(1.0, 2.2)], [(1.0, -2.0)], [(1.0, -2.2)]], lr=0.1)
+    femam = with_global(made(fleet, mu=0.0, levels=[1, 2], personal=False, schedule=[1, 5], alone=0), 0.0)
+    play(femam, fleet, 2)
+    groups = femam.base.rows[1].copy()
+    assert groups[0] == groups[1] != groups[2] == groups[3]
+    fleet.begin(3)
+    femam.round(fleet.select([0, 1]), 3)  # two of one group: alone they would be a cluster each
+    fleet.commit()
+    assert femam.base.rows[1].tolist() == groups.tolist()
+
+
+def test_femam_features_are_the_sum_of_a_clients_own_updates():
+    fleet = scalar_fleet(TWO, lr=0.1)
+    femam = with_global(
+        made(fleet, mu=0.0, levels=[1, 2], personal=False, schedule=[1, 5], features="updates", alone=0), -0.2
+    )
+    play(femam, fleet, 2)
+    # from -0.2 to 0.02 and to -0.38, as above
+    assert femam.base.points.ravel().tolist() == pytest.approx([0.22, -0.18], rel=1e-5)
+    play(femam, fleet, 3)
+    # gradients (-0.2 + 0.02) / 2 - 2 = -2.09 and (-0.2 - 0.38) / 2 + 2 = 1.71 at the own cluster's model
+    assert femam.base.points.ravel().tolist() == pytest.approx([0.429, -0.351], rel=1e-5)
+
+
+@pytest.mark.parametrize("features", ["changes", "updates"])
+def test_femam_clients_train_a_new_level_alone_before_it_is_clustered(features):
+    fleet = scalar_fleet(TWO, lr=0.1)
+    options = {
+        "mu": 0.0,
+        "levels": [1, 2],
+        "personal": False,
+        "schedule": [1, 4],
+        "features": features,
+        "alone": 2,
+    }
+    femam = with_global(made(fleet, **options), -0.2)
+    play(femam, fleet, 2)
+    # from -0.2 to 0.02 and to -0.38, as above; nobody has a model of the level yet
+    assert femam.base.points.ravel().tolist() == pytest.approx([0.22, -0.18], rel=1e-5)
+    assert femam.base.rows[1].tolist() == [-1, -1] and "level 2 alone" in str(list(fleet.snapshot()[0][0]))
+    before = fleet.evaluate(femam.prediction(fleet))["loss"]
+    assert before.tolist() == pytest.approx([(-0.2 - 2.0) ** 2, (-0.2 + 2.0) ** 2], rel=1e-5)
+    play(femam, fleet, 3)
+    # each from its own copy: gradients (-0.2 + 0.02) / 2 - 2 = -2.09 and (-0.2 - 0.38) / 2 + 2 = 1.71
+    assert femam.base.points.ravel().tolist() == pytest.approx([0.429, -0.351], rel=1e-5)
+    assert sorted(femam.base.rows[1].tolist()) == [0, 1]
+    own = [femam.base.levels[1].values[k, 0] for k in femam.base.rows[1]]
+    assert own == pytest.approx([0.229, -0.551], rel=1e-5)
+    assert "alone" not in str(list(fleet.snapshot()[0][0]))
+
+
+def test_femam_finds_rotations_also_where_the_global_model_has_converged():
+    settings = ("method=femam", "clients=16", "clusters=2", "data.rotations=2", "model.hidden=[32]", "local.steps=10",
+                "rounds=24", "femam.levels=[1,2]", "femam.personal=false", "femam.schedule=[14,10]",
+                "femam.features=changes", "local.lr=0.05", "local.momentum=0.9", "evaluation.every=24")  # fmt: skip
+    found = [run(session_of(*settings, f"seed={seed}"), 24)[-1].metrics["ari"] for seed in (0, 1)]
+    assert found == [1.0, 1.0]
+
+
 # --- equal bits -------------------------------------------------------------------------------------------
 
 LEVELS = (
     "method=femam",
     "rounds=6",
     "femam.levels=[1,2]",
-    "femam.schedule=[2,2]",
+    "femam.schedule=[1,4]",
+    "femam.alone=2",
     "participation.fraction=0.75",
 )
 

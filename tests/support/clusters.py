@@ -144,8 +144,11 @@ class Head:
 
 
 @contextmanager
-def head_node(cpus: int) -> Iterator[Head]:
-    """`ray start --head` in the project's root, with a token, on ports of its own; ended with all it started."""
+def head_node(cpus: int, *more: str, **environment: str) -> Iterator[Head]:
+    """`ray start --head` in the project's root, with a token, on ports of its own; ended with all it started.
+
+    `more` are arguments of that command, `environment` is for it alone.
+    """
     gcs, dashboard, agent, client = free_ports(4)
     tools = str(Path(sys.executable).parent)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -162,9 +165,9 @@ def head_node(cpus: int) -> Iterator[Head]:
             "--node-ip-address", "127.0.0.1", "--port", str(gcs), "--temp-dir", str(folder / "t"),
             "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard),
             "--dashboard-agent-listen-port", str(agent), "--ray-client-server-port", str(client),
-            "--object-store-memory", str(200 * 2**20), "--min-worker-port", "0", "--max-worker-port", "0",
+            "--object-store-memory", str(200 * 2**20), "--min-worker-port", "0", "--max-worker-port", "0", *more,
         ]  # fmt: skip
-        with _running(command, env, log) as process:
+        with _running(command, {**env, **environment}, log) as process:
             _wait_for_port(dashboard, process, log)
             yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}", folder / "t", env)
 

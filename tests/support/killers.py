@@ -22,7 +22,6 @@ from torch import Tensor
 
 import actors.block
 from actors.ray_actors import RayFleet, ServerActor
-from actors.server import Server, ServerSetup
 from archipelago.core.settings import LocalSettings, ModelSettings
 from archipelago.runs import trees
 from lightning_modules.base import FederatedModule
@@ -128,16 +127,8 @@ class MurderousFleet(RayFleet):
         return super()._call(method, arguments, arrays)
 
 
-@ray.remote(max_restarts=0, max_task_retries=0)
+@ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 1})
 class MurderousServer(ServerActor.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc,attr-defined]  # the class that Ray wrapped
     """A ServerActor whose fleet is a `MurderousFleet`."""
 
-    def start(
-        self,
-        setup: ServerSetup,
-        actors: Sequence[Any],
-        layout: Sequence[Sequence[int]],
-        state: dict[str, Any] | None,
-    ) -> None:
-        self.fleet = MurderousFleet(actors, layout, setup.sizes, setup.not_finite)
-        self.server = Server(setup, self.fleet, state)
+    fleet_class = MurderousFleet

@@ -7,11 +7,19 @@ from typing import Any
 import numpy as np
 from hypothesis import settings
 
+from archipelago.core.plugins import is_ours
 from archipelago.core.randomness import generator
 from archipelago.data import PARTITIONS, Labels, Partition
 from tests.support.settings import partition_settings
 
 checked = settings(deadline=None, derandomize=True, database=None, max_examples=40)
+
+
+def built_in_partitions() -> set[str]:
+    """The platform's own partitions, whatever benchmarks and tests of this process have added to them."""
+    own = {name for name, entry in PARTITIONS.items() if is_ours(entry.value.split.__module__)}
+    assert "iid" in own
+    return own
 
 
 def labels_of(train: list[int], test: list[int]) -> Labels:

@@ -179,6 +179,7 @@ MISTAKES = {
     "Expected low < high": VALID + "sweep: {sampler: random, sample: {local.lr: 'uniform(1, 0.5)'}}",
     "Expected local.lr > 0": VALID + "sweep: {sampler: random, sample: {local.lr: 'uniform(0, 1)'}}",
     "Expected partition.validation > 0 to tune on": f"sweep: {{{SAMPLE}}}",
+    "Expected partition.validation > 0 to tune on, got 0 in 'ifca'": "sweep: {choose: true, methods: [ifca]}",
     "Expected sweep.metric on validation data": VALID + f"sweep: {{{SAMPLE}, metric: micro_accuracy}}",
     "Expected fleet.backend=ray beside": VALID + "fleet: {backend: in_process}\nsweep: {scheduler: asha}",
     "beside sweep.scheduler=pbt": VALID + "sweep: {scheduler: pbt, methods: [fedavg]}",
@@ -209,3 +210,23 @@ def test_an_override_of_what_the_sweep_varies_is_refused(tmp_path: Path) -> None
         sweep_of(tmp_path, "sweep: {methods: [fedavg, ifca]}", "method=ifca")
     with pytest.raises(UserError, match=r"write it as in sweep\.seeds"):
         sweep_of(tmp_path, "sweep: {methods: [fedavg]}", "sweep.seeds")
+
+
+def test_partitions_and_starts_are_swept_apart_or_together(tmp_path: Path) -> None:
+    text = "sweep: {methods: [fedavg, ifca], seeds: [3, 5], partition_seeds: [0, 1]}"
+    sweep = sweep_of(tmp_path, text)
+    trials = sweep.trials()
+    assert [(t.config.partition.seed, t.config.seed) for t in trials[:4]] == [(0, 3), (0, 5), (1, 3), (1, 5)]
+    assert {t.group for t in trials} == {"fedavg", "ifca"} and len(
+        {t.name for t in trials}
+    ) == 8 == sweep.planned
+    assert trials[0].name == "fedavg-partition0-seed3"
+    again = sweep_from(sweep.document, "again").trials()
+    assert [t.name for t in again] == [t.name for t in trials]
+    # Starts on one partition; and, as ever, a partition of its own for each seed.
+    starts = sweep_of(tmp_path, "partition: {seed: 7}\nsweep: {methods: [fedavg], seeds: 2}").trials()
+    assert [(t.config.partition.seed, t.config.seed) for t in starts] == [(7, 0), (7, 1)]
+    both = sweep_of(tmp_path, "sweep: {methods: [fedavg], seeds: 2}").trials()
+    assert [(t.config.partition.seed, t.config.seed) for t in both] == [(None, 0), (None, 1)]
+    with pytest.raises(UserError, match=r"Expected sweep.partition_seeds=\[...\]"):
+        sweep_of(tmp_path, text, "partition.seed=3")

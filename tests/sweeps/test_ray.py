@@ -97,10 +97,10 @@ def test_sweep_killed_with_sigkill_is_resumed_to_the_same_bits(ray_cluster: Path
 
 @pytest.mark.full
 def test_killed_sweep_in_an_object_store_resumes_from_there(ray_cluster: Path, tmp_path: Path) -> None:
-    """Where the store is and who may use it is said in its address: workers of a cluster need not know otherwise."""
+    """Where the store is, is said in its address; the workers' keys are those of their environment."""
     with s3_server() as (_, objects):
         place = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
-        storage = f"s3://test:test@bucket/results?endpoint_override={place}&scheme=http&region=us-east-1"
+        storage = f"s3://bucket/results?endpoint_override={place}&scheme=http&region=us-east-1"
         address, root = join(storage, "killed"), "bucket/results/killed"
         typed = [*settings_of(*KILLED), f"storage={storage}", "name=killed"]
 
@@ -499,10 +499,10 @@ def test_killed_sweep_with_a_sampler_and_a_scheduler_resumes(ray_cluster: Path, 
 
 
 @pytest.mark.full
-def test_the_tuning_command_of_the_readme(ray_cluster: Path, tmp_path: Path) -> None:
+def test_the_tuning_command_of_the_documents(ray_cluster: Path, tmp_path: Path) -> None:
     """On less work: fewer rounds and points; sampler, scheduler and everything else as in the file."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (line,) = [line for line in readme.splitlines() if line.startswith("python") and "tuning.yaml" in line]
+    page = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
+    (line,) = [line for line in page.splitlines() if line.startswith("archipelago") and "tuning.yaml" in line]
     gcs = ray.get_runtime_context().gcs_address
     less = (
         "rounds=6",
@@ -513,7 +513,7 @@ def test_the_tuning_command_of_the_readme(ray_cluster: Path, tmp_path: Path) -> 
         f"fleet.address={gcs}",
     )
     done = subprocess.run(
-        [sys.executable, *shlex.split(line, comments=True)[1:], *less],
+        [sys.executable, "-m", "platform.launch", *shlex.split(line, comments=True)[1:], *less],
         cwd=ROOT, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -740,7 +740,9 @@ def test_calibration_counts_evaluations_as_often_as_there_are(monkeypatch: pytes
                for n in (1, 4)]  # fmt: skip
     assert seconds == pytest.approx([28.0, 22.0])  # of eight clients
     cam = seconds_per_round(
-        config_of("method=ifca+cam", "rounds=40", "evaluation.every=4"), limit, lambda: now[0]
+        config_of("method=ifca+cam", "cam.warm=base", "rounds=40", "evaluation.every=4"),
+        limit,
+        lambda: now[0],
     )
     assert cam == pytest.approx(0.3 * 20 + 0.7 * 40 + 2)  # the warm-up has its share
     half = seconds_per_round(config_of("participation.fraction=0.5", "rounds=40"), limit, lambda: now[0])

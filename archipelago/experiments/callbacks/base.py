@@ -21,15 +21,15 @@ whatever is killed when; a round that is run again has the same bits.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from archipelago.core.causes import USERS, cause_of, refuse_end
 from archipelago.core.errors import UserError
 from archipelago.core.plugins import import_path
-from archipelago.core.registry import Entry, Registry
+from archipelago.core.registry import Registry
 from archipelago.core.settings import ExperimentSettings
 
 if TYPE_CHECKING:
@@ -153,8 +153,6 @@ class Callback:
         """The last call, after success, failure or a pause: release what `on_start` opened."""
 
 
-T = TypeVar("T")
-
 CALLBACKS: Registry[type[Callback]] = Registry("callback", base=Callback)
 
 _ALWAYS = ("on_failure", "on_close")  # called for everybody, whatever another callback raises
@@ -172,7 +170,8 @@ class CallbackList:
         for callback in self._callbacks:
             try:
                 getattr(callback, hook)(run, *arguments)
-            except Exception as error:
+            except USERS as error:
+                refuse_end(error)
                 if hook in _ALWAYS:  # the run ends anyway: the first error is the one to be seen
                     with suppress(Exception):
                         run.directory.note(
@@ -204,14 +203,7 @@ def name_of(callback: Callback) -> str:
     return str(getattr(callback, "callback_name", type(callback).__qualname__))
 
 
-def cause_of(error: Exception) -> str:
-    """The error in one line, with the place in the file that raised it."""
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else said
-
-
-def _sentence(callback: Callback, hook: str, run: LiveRun, error: Exception) -> str:
+def _sentence(callback: Callback, hook: str, run: LiveRun, error: BaseException) -> str:
     when, then = f"in round {run.round}", f"mend it and resume the run, which is in {run.path}"
     if hook == "on_start":
         when = f"before round {run.round + 1}"
@@ -232,17 +224,8 @@ def options_of(entry: Any, config: ExperimentSettings) -> Any:
 def check_callbacks(config: ExperimentSettings) -> None:
     """Refuse unknown callbacks, and settings that one of them cannot work with."""
     for name in config.callbacks:
-        entry = named_in("callbacks", CALLBACKS, name)
+        entry = CALLBACKS.entry_in("callbacks", name)
         entry.value.check(options_of(entry, config), config)
-
-
-def named_in(setting: str, registry: Registry[T], name: str) -> Entry[T]:
-    """The entry that a list of names in a setting means; a sentence about it names the setting."""
-    try:
-        return registry.entry(name)
-    except UserError as error:
-        sentence = f"Expected {setting} to list what can be found, got '{name}': {error}"
-        raise error.rephrased(sentence) from error
 
 
 def callbacks_from(config: ExperimentSettings) -> list[Callback]:
@@ -268,7 +251,13 @@ def make_with(maker: Callable[..., Any], what: str, **known: Any) -> Any:
             f"Expected {what} to need nothing but {', '.join(known)}, got one that needs {', '.join(missing)} too: "
             "give the others defaults, for example in a subclass."
         )
-    return maker(**{each.name: known[each.name] for each in named if each.name in known})
+    try:
+        return maker(**{each.name: known[each.name] for each in named if each.name in known})
+    except UserError:
+        raise
+    except USERS as error:  # whatever the user's own code raises
+        refuse_end(error)
+        raise UserError(f"{what[:1].upper()}{what[1:]} cannot be made: {cause_of(error)}.") from error
 
 
 def path_of(callback: type[Callback]) -> str:

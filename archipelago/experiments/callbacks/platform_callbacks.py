@@ -105,7 +105,7 @@ class Checkpoints(Callback):
         assert self._writer is not None and run.session is not None
         if self._writer.due(report.round) or run.is_last_round:
             run.directory.flush(report.round)
-            self._writer.submit(report.round, run.session.snapshot())
+            self._writer.submit(report.round, run.session.snapshot(), run.directory.digests(report.round))
             run.emit("on_checkpoint", report.round)
 
     def on_rollback(self, run: LiveRun, round: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from archipelago.core.causes import cause_of
 from archipelago.core.dotted import dotted
 from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
@@ -17,9 +18,7 @@ from archipelago.core.settings import ExperimentSettings
 from archipelago.experiments.callbacks.base import (
     Callback,
     LiveRun,
-    cause_of,
     make_with,
-    named_in,
     options_of,
 )
 
@@ -36,7 +35,7 @@ _MEMORY = (
 def check_loggers(config: ExperimentSettings) -> None:
     """Refuse unknown loggers and those whose package is not installed, before anything is started."""
     for name in logger_names(config):
-        needs = named_in("loggers", LOGGERS, name).capabilities.get("needs")
+        needs = LOGGERS.entry_in("loggers", name).capabilities.get("needs")
         if needs is not None and importlib.util.find_spec(needs) is None:
             raise UserError(
                 f"Expected the package {needs} for loggers=[{name}], got an environment without it: install it with "

@@ -1,5 +1,6 @@
-"""Compiles the kernels with the system's compiler, once per machine and version, and loads them.
+"""Finds the kernels in a wheel that was built beforehand, or compiles them with the system's compiler, and loads them.
 
+They are compiled once per machine and version.
 `ARCHIPELAGO_KERNELS=avx2` or `avx512` chooses the instruction set (results have the same bits; one is faster); a
 `+sanitize` behind it builds with AddressSanitizer and UBSan, for tests.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -18,21 +19,17 @@ import threading
 from pathlib import Path
 
 from archipelago.core.errors import UserError
+from lightning_modules.engines.compiled.recipe import (
+    DIGEST,
+    FLAGS,
+    INSTRUCTIONS,
+    PREBUILT,
+    digest,
+    sources_digest,
+)
 from lightning_modules.engines.compiled.structures import declared
 
-SOURCES = ("kernels.c", "lanes.h", "plan.h", "tiles.h", "contract.h", "layers.h")
 COMPILERS = ("cc", "gcc", "clang")
-# No contraction and no fast-math: lanes.h says why. The headers cast between float and integer memory.
-FLAGS = (
-    "-std=gnu11",
-    "-O3",
-    "-ffp-contract=off",
-    "-fno-strict-aliasing",
-    "-fvisibility=hidden",
-    "-fPIC",
-    "-shared",
-)
-INSTRUCTIONS = {"avx512": ("-mavx512f",), "avx2": ("-mavx2", "-mfma")}
 NEEDED = {"avx512": {"avx512f", "avx2", "fma"}, "avx2": {"avx2", "fma"}}
 SANITIZE = (
     "-fsanitize=address,undefined",
@@ -98,6 +95,20 @@ def library_path() -> Path:
         return _built()
 
 
+def _prebuilt(instructions: str) -> Path | None:
+    """The kernels of an installed wheel (`recipes/kernels/`), if they were built from these sources."""
+    found = importlib.util.find_spec(PREBUILT)
+    for folder in map(Path, (found and found.submodule_search_locations) or ()):
+        file, said = folder / f"{instructions}.so", folder / DIGEST
+        if (
+            file.is_file()
+            and said.is_file()
+            and said.read_text().strip() == sources_digest(Path(__file__).parent)
+        ):
+            return file
+    return None
+
+
 def _built() -> Path:
     """The file, built if it is not there: one per source, compiler and flags.
 
@@ -105,13 +116,12 @@ def _built() -> Path:
     what is inside, and the file appears whole.
     """
     instructions, sanitize = chosen_instructions()
+    if not sanitize and (found := _prebuilt(instructions)) is not None:
+        return found
     flags = [*FLAGS, *INSTRUCTIONS[instructions], *(SANITIZE if sanitize else ())]
     compiler, version = _compiler()
     folder = Path(__file__).parent
-    content = hashlib.sha256("\0".join([version, *flags]).encode())
-    for name in SOURCES:
-        content.update((folder / name).read_bytes())
-    kept = cache_folder() / f"{instructions}-{content.hexdigest()[:24]}.so"
+    kept = cache_folder() / f"{instructions}-{digest(folder, version, *flags)[:24]}.so"
     if kept.is_file():
         return kept
     try:
@@ -149,7 +159,8 @@ def library() -> ctypes.CDLL:
     try:
         return declared(ctypes.CDLL(str(path)))
     except OSError as error:
-        path.unlink(missing_ok=True)  # whatever it is, the next process shall not stumble over it
+        if path.parent == cache_folder():
+            path.unlink(missing_ok=True)  # whatever it is, the next process shall not stumble over it
         raise CannotBuild(f"the compiled kernels could not be loaded ({str(error)[:160]})") from error
 
 

@@ -35,6 +35,8 @@ from lightning_modules.samples import Samples
 class CompiledEngine(Engine):
     """Steps in C where it covers the network, the loss and the optimizer; else the loop, and says so."""
 
+    recipe = ("augment", "clip")
+
     def __init__(self, model: FlatModel, samples: Samples, options: Any = None) -> None:
         super().__init__(model, samples, options)
         self.loop = LoopEngine(model, samples)
@@ -75,7 +77,9 @@ class CompiledEngine(Engine):
         passes = self.passes()
         if passes is None:
             return self.loop.train_one(job)
-        update = Update(passes.library, *_optimizer(self.model), _shapes(self.model))
+        kind, options = _optimizer(self.model)
+        options = {**options, "lr": options["lr"] * job.rate}
+        update = Update(passes.library, kind, options, _shapes(self.model))
         reason = self._reason_against(job, update)
         if reason:
             note = f"local.engine=compiled left a client to loop: {reason}."
@@ -89,6 +93,12 @@ class CompiledEngine(Engine):
 
     def _reason_against(self, job: TrainJob, update: Update) -> str:
         """What of this job the kernels do not do."""
+        if job.rule is not None:
+            return f"its steps follow a rule of their own ({type(job.rule).__name__})"
+        if job.only is not None:
+            return "only some of its tensors are trained"
+        if odd := [term for term in job.penalties if term.features]:
+            return f"{type(odd[0].penalty).__name__} is a penalty of features"
         if not update.fits(job.optimizer_state):
             return "its optimizer's state is of another optimizer"
         assert self.network is not None
@@ -99,6 +109,8 @@ class CompiledEngine(Engine):
         )
         if any(len(batch) < (2 if single else 1) for batch in job.batches):
             return "a batch is too small for its layers"
+        if self.model.recipe.augment and (job.on_top_of or any(term.outputs for term in job.penalties)):
+            return "frozen models see the augmented inputs of every step (local.augment)"
         return ""
 
     def _steps(self, job: TrainJob, passes: Passes, update: Update, model: Floats) -> float:
@@ -110,7 +122,10 @@ class CompiledEngine(Engine):
         at, total = 0, 0.0
         for step, index in enumerate(job.batches):
             stop = at + len(index)
-            passes.inputs.put(arena, index, rows[at:stop])
+            if self.model.recipe.augment:
+                passes.inputs.put_values(arena, self.batch(job, step)[0])
+            else:
+                passes.inputs.put(arena, index, rows[at:stop])
             passes.library.forward(arena.pointer, model.ctypes.data, len(index), True)
             extras = objective.rows(step)
             value = self._loss(arena, targets[at:stop], extras)
@@ -121,9 +136,22 @@ class CompiledEngine(Engine):
             passes.library.backward(arena.pointer, model.ctypes.data, passes.gradient.ctypes.data, len(index))
             if pull is not None:
                 passes.gradient += pull
+            self._limit(passes.gradient)
             update.step(model, passes.gradient)
             at, total = stop, total + value
         return total
+
+    def _limit(self, gradient: Floats) -> None:
+        """Clip a gradient in place, as torch's clip_grad_norm_ and clip_grad_value_ do."""
+        recipe = self.model.recipe
+        if recipe.clip is None:
+            return
+        if recipe.clip_by == "value":
+            np.clip(gradient, -recipe.clip, recipe.clip, out=gradient)
+            return
+        wide = gradient.astype(np.float64)
+        norm = float(np.sqrt(np.add.reduce(wide * wide)))
+        gradient *= np.float32(min(1.0, recipe.clip / (norm + 1e-6)))
 
     def _targets(self, index: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Classes or numbers; a class that is none is refused before a kernel looks for it."""
@@ -186,7 +214,14 @@ def covered(model: FlatModel, input_shape: tuple[int, ...]) -> NetworkPlan:
         raise NotCovered(f"the model is on {model.device.type}")
     own = [
         name
-        for name in ("forward", "loss", "training_step", "on_before_optimizer_step", "on_after_backward")
+        for name in (
+            "forward",
+            "loss",
+            "training_loss",
+            "training_step",
+            "on_before_optimizer_step",
+            "on_after_backward",
+        )
         if getattr(type(module), name, None) is not getattr(FederatedModule, name, None)
     ]
     if not isinstance(module, FederatedModule) or own:
@@ -194,6 +229,8 @@ def covered(model: FlatModel, input_shape: tuple[int, ...]) -> NetworkPlan:
         raise NotCovered(f"{which} is not the platform's")
     if getattr(module, "network", None) is None:
         raise NotCovered(f"{type(module).__name__} has no network")
+    if module.classes is not None and module.local.label_smoothing:
+        raise NotCovered("its loss has no local.label_smoothing")
     _optimizer(model)
     plan = plan_of(module.network, "network.", model.spec, input_shape)
     if module.classes is None and plan.outputs != 1:

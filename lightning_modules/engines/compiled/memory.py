@@ -27,6 +27,9 @@ class Arena:
         self.input_offsets: npt.NDArray[np.int32] | None = (
             None  # where the numbers of a sample go, once it is known
         )
+        self.plain_offsets: npt.NDArray[np.int32] | None = (
+            None  # the same of a sample in the order of its shape
+        )
         self._size, self._gaps = ALIGNED, [0]
         self.tensors = (c.Tensor * len(network.shapes))()
         self.operations = (c.Operation * max(len(network.layers), 1))()

@@ -99,6 +99,16 @@ class Inputs:
             x.data_ptr(), self.size, each.ctypes.data, len(index), where.ctypes.data, None, None, to, group
         )
 
+    def put_values(self, arena: Arena, x: Tensor) -> None:
+        """Normalised inputs that somebody made into tensor 0."""
+        if arena.plain_offsets is None:
+            arena.plain_offsets = arena.tensor_offsets(0, np.arange(self.size))
+        where, x, each = arena.plain_offsets, x.contiguous(), np.arange(len(x))
+        group, to = arena.group_floats(0), arena.values.ctypes.data + 4 * arena.tensors[0].value
+        self.library.gather_floats(
+            x.data_ptr(), self.size, each.ctypes.data, len(x), where.ctypes.data, None, None, to, group
+        )
+
 
 @dataclass
 class Update:

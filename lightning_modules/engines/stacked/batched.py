@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipelago.strategies.penalties import Penalty
-from lightning_modules.engines.objective import follows_contract
+from archipelago.strategies.penalties import Penalty, features_of
+from archipelago.strategies.rules import Memory, Rule
+from lightning_modules.engines.objective import follows_contract, training_loss
 from lightning_modules.engines.stacked.layers import (
     BatchContext,
     batched_copy,
@@ -20,6 +21,7 @@ from lightning_modules.engines.stacked.layers import (
 )
 from lightning_modules.engines.stacked.optimizers import reason_against_optimizer
 from lightning_modules.engines.stacked.samples import DeviceSamples
+from lightning_modules.features import classifier_of, inputs_of
 from lightning_modules.flat import FlatModel
 
 PASS = 16_384  # samples in a forward pass of one model at most
@@ -31,7 +33,8 @@ Anchors = list[dict[str, tuple[Tensor, bool]]]  # of each penalty: a value, and 
 
 def is_per_sample(penalty: Penalty) -> bool:
     """Whether a penalty of outputs is a mean over the samples of a batch, as it declares (`per_sample = True`)."""
-    return not penalty.outputs or bool(getattr(penalty, "per_sample", False))
+    by_sample = penalty.outputs or features_of(penalty)
+    return not by_sample or bool(getattr(penalty, "per_sample", False))
 
 
 class BatchedModel:
@@ -58,6 +61,8 @@ class BatchedModel:
         self._single = batched_copy(model.module, self.context, unfold=False) if unfold else self.module
         self._frozen = _frozen_columns(model)
         self._loss: Callable[..., Tensor] = self.module.loss  # type: ignore[assignment]
+        self._training_loss = training_loss(self.module)
+        self.augment = model.recipe.augment
         self.dropouts = count_dropouts(self.module)
         self.bf16, self.exact = bf16, exact is not None
         self._entries = model.spec.entries
@@ -86,6 +91,18 @@ class BatchedModel:
             outputs: Tensor = torch.func.functional_call(module, self._tensors(theta, buffers), (x,))
         return outputs.float()
 
+    def _seen(self, theta: Tensor, buffers: Tensor, x: Tensor, single: bool = False) -> tuple[Tensor, Tensor]:
+        """(outputs, features): what comes out of the classifier, and what goes into it."""
+        with inputs_of(classifier_of(self._single if single else self.module, self.spec)) as seen:
+            outputs = self._outputs(theta, buffers, x, single)
+        return outputs, seen[-1].float().flatten(1)
+
+    def _forward(self, features: bool, single: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """A forward pass that gives outputs, or features."""
+        if features:
+            return lambda theta, buffers, x: self._seen(theta, buffers, x, single)[1]
+        return lambda theta, buffers, x: self._outputs(theta, buffers, x, single)
+
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Evaluation mode, no padded rows to look out for, no graph."""
@@ -96,34 +113,35 @@ class BatchedModel:
         with torch.no_grad():
             yield
 
-    def forward_one(self, model: Tensor, rows: Tensor) -> Tensor:
-        """(N, outputs) of one model on some samples."""
+    def forward_one(self, model: Tensor, rows: Tensor, features: bool = False) -> Tensor:
+        """(N, outputs) of one model on some samples; or its features."""
         theta, buffers = model[: self.parameters], model[self.parameters :]
         step, found = self.rows_of_a_pass, []
+        forward = self._forward(features, single=True)
         with self._evaluating():
             for start in range(0, len(rows), step):
                 part = rows[start : start + step]
                 real = len(part)
                 if self.exact and real < step:
                     part = torch.cat([part, part[:1].expand(step - real)])
-                found.append(self._outputs(theta, buffers, self.samples.inputs(part), True)[:real])
+                found.append(forward(theta, buffers, self.samples.inputs(part))[:real])
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def forward_many(self, models: Tensor, rows: Tensor) -> Tensor:
-        """(n, L, outputs) of n models, each on its own L samples."""
+    def forward_many(self, models: Tensor, rows: Tensor, features: bool = False) -> Tensor:
+        """(n, L, outputs) of n models, each on its own L samples; or their features."""
         theta, buffers = models[:, : self.parameters], models[:, self.parameters :]
         step = max(1, self.rows_of_a_pass // max(len(models), 1))
         with self._evaluating():
-            batched = torch.func.vmap(self._outputs)
+            batched = torch.func.vmap(self._forward(features, single=False))
             found = [
                 batched(theta, buffers, self.samples.inputs(rows[:, start : start + step]))
                 for start in range(0, rows.shape[1], step)
             ]
         return torch.cat(found, dim=1)
 
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """One loss per sample."""
-        losses = self._loss(outputs, y, reduction="none")
+    def losses(self, outputs: Tensor, y: Tensor, *, training: bool = False) -> Tensor:
+        """One loss per sample: that of evaluations, or what local training minimises."""
+        losses = (self._training_loss if training else self._loss)(outputs, y, reduction="none")
         return losses.reshape(len(losses), -1).mean(dim=1) if losses.dim() > 1 else losses
 
     def _pass_size(self) -> int:
@@ -146,7 +164,7 @@ class BatchedModel:
 
     # --- gradients ----------------------------------------------------------------------------------------
 
-    def objective(self, terms: Sequence[Penalty]) -> Callable[..., tuple[Tensor, Any]]:
+    def objective(self, terms: Sequence[Penalty], training: bool = True) -> Callable[..., tuple[Tensor, Any]]:
         """The objective of one client on one batch: (value, (value, new buffers)), to be differentiated by theta."""
 
         def objective(
@@ -155,16 +173,25 @@ class BatchedModel:
             context, weights = self.context, batch["weights"]
             context.mask, context.length = (weights > 0).to(weights.dtype), batch["length"]
             context.keys, context.updates, context.uses = batch.get("keys"), {}, {}
-            own = self._outputs(theta, buffers, batch["x"])
+            features = None
+            if any(features_of(term) for term in terms):
+                own, features = self._seen(theta, buffers, batch["x"])
+            else:
+                own = self._outputs(theta, buffers, batch["x"])
             outputs = own + batch["frozen"] if "frozen" in batch else own
             outputs = outputs * batch["scale"] if "scale" in batch else outputs
-            losses = self.losses(outputs, batch["y"])
+            losses = self.losses(outputs, batch["y"], training=training)
             if "sample_weights" in batch:
                 losses = losses * batch["sample_weights"]
             value = (losses * weights).sum()
             for number, (penalty, given) in enumerate(zip(terms, anchors, strict=True)):
-                seen = {name: batch[f"{number}.{name}"] for name in penalty.outputs}
-                value = value + _penalty(penalty, theta, own, given, seen, weights)
+                seen = {name: batch[f"{number}.{name}"] for name in (*penalty.outputs, *features_of(penalty))}
+                live = (
+                    {"own_outputs": own}
+                    if features is None
+                    else {"own_outputs": own, "own_features": features}
+                )
+                value = value + _penalty(penalty, theta, live, given, seen, weights)
             updates = [context.updates.get(name) for name in self._buffers]
             # Nothing of this batch stays behind: its tensors belong to the transforms around this function.
             context.mask = context.length = context.keys = None
@@ -181,13 +208,15 @@ class BatchedModel:
             [old if new is None else new.reshape(-1) for old, new in zip(kept, updates, strict=True)]
         )
 
-    def gradient(self, terms: Sequence[Penalty], batch: Batch, anchors: Anchors) -> Callable[..., Any]:
+    def gradient(
+        self, terms: Sequence[Penalty], batch: Batch, anchors: Anchors, *, training: bool = True
+    ) -> Callable[..., Any]:
         """All clients' gradients: (n, parameters), (n,) values, (n, buffers), for batches of this form."""
         dimensions = [{name: None if shared else 0 for name, (_, shared) in each.items()} for each in anchors]
-        form = None if terms or not self.compiles else tuple(sorted(batch))
+        form = None if terms or not self.compiles else (str(training), *sorted(batch))
         batched = self._compiled.get(form)
         if batched is None:
-            differentiated = torch.func.grad(self.objective(terms), has_aux=True)
+            differentiated = torch.func.grad(self.objective(terms, training), has_aux=True)
             batched = torch.func.vmap(differentiated, in_dims=(0, 0, dict.fromkeys(batch, 0), dimensions))
         if form is not None and form not in self._compiled:
             # On a GPU this replays CUDA graphs: launching kernels is what a small network's step costs there.
@@ -202,6 +231,37 @@ class BatchedModel:
 
         return compute
 
+    def ruled(
+        self, rule: Rule, terms: Sequence[Penalty], batches: Sequence[Batch], anchors: Anchors
+    ) -> Callable[..., Any]:
+        """All clients' steps by a rule: (n, parameters), (n,) values, (n, buffers), and what it remembers then."""
+        differentiated = torch.func.grad(self.objective(terms), has_aux=True)
+
+        def one(theta: Tensor, buffers: Tensor, given: list[Batch], constants: Any, memory: Memory) -> Any:
+            values: list[Tensor] = []
+            statistics = [buffers]
+
+            def gradient(point: Tensor, number: int = 0) -> Tensor:
+                slope, (value, new) = differentiated(point, statistics[-1], given[number], constants)
+                values.append(value)
+                statistics.append(new)
+                return self.of_trained(slope)
+
+            found, then = rule.step(theta, memory, gradient)
+            return found, values[0], statistics[-1], then
+
+        dimensions = [{name: None if shared else 0 for name, (_, shared) in each.items()} for each in anchors]
+        constants = [{name: value for name, (value, _) in each.items()} for each in anchors]
+        batched = torch.func.vmap(
+            one, in_dims=(0, 0, [dict.fromkeys(batch, 0) for batch in batches], dimensions, 0)
+        )
+
+        def compute(theta: Tensor, buffers: Tensor, memory: Memory) -> Any:
+            with torch.no_grad():
+                return batched(theta, buffers, list(batches), constants, memory)
+
+        return compute
+
     def training(self, step: int, shortest: int = 2) -> None:
         """The next passes are those of a step of local training whose shortest batch has so many rows."""
         self.module.train()
@@ -211,23 +271,32 @@ class BatchedModel:
         """The next passes move no statistics and draw nothing."""
         self.module.eval()
 
+    def columns_of(self, names: Sequence[str]) -> Tensor:
+        """(1, parameters) True in the columns of these tensors."""
+        chosen = [
+            np.full(entry.stop - entry.start, entry.name in names)
+            for entry in self._entries
+            if entry.kind == "parameter"
+        ]
+        return torch.from_numpy(np.concatenate(chosen)).to(self.device)[None]
+
     def of_trained(self, gradient: Tensor) -> Tensor:
         """Gradients of parameters that are trained; zeros for the others, as torch has it."""
         return gradient if self._frozen is None else gradient.masked_fill(self._frozen, 0.0)
 
 
 def _penalty(
-    penalty: Penalty, theta: Tensor, own: Tensor, anchors: dict[str, Tensor], seen: Batch, weights: Tensor
+    penalty: Penalty, theta: Tensor, live: Batch, anchors: dict[str, Tensor], seen: Batch, weights: Tensor
 ) -> Tensor:
     """A term of the objective; one of outputs is asked sample by sample, so that rows that fill up count nothing."""
     if not seen:
-        return penalty.value(theta, {**anchors, "own_outputs": own})
+        return penalty.value(theta, {**anchors, **live})
 
-    def of_sample(outputs: Tensor, others: Batch) -> Tensor:
-        rows = {name: value.unsqueeze(0) for name, value in others.items()}
-        return penalty.value(theta, {**anchors, **rows, "own_outputs": outputs.unsqueeze(0)})
+    def of_sample(given: Batch) -> Tensor:
+        rows = {name: value.unsqueeze(0) for name, value in given.items()}
+        return penalty.value(theta, {**anchors, **rows})
 
-    return (torch.func.vmap(of_sample)(own, seen) * weights).sum()
+    return (torch.func.vmap(of_sample)({**live, **seen}) * weights).sum()
 
 
 # -- What cannot be batched -----------------------------------------------------------------------------------
@@ -237,7 +306,18 @@ def reason_against(model: FlatModel) -> str:
     """Why a module's clients cannot be trained as one batched model, as far as it can be read off; else empty."""
     if not follows_contract(model.module):
         return f"{type(model.module).__name__} has no per-sample loss"
-    return reason_against_optimizer(model) or reason_against_layers(model.module)
+    return (
+        reason_against_optimizer(model)
+        or reason_against_layers(model.module)
+        or model.recipe.augment.why_not_batched()
+    )
+
+
+def frozen_and_augmented(model: FlatModel, *, frozen: bool) -> str:
+    """Why a training beside frozen models cannot be batched: their outputs would be of other inputs; else empty."""
+    if frozen and model.recipe.augment:
+        return "frozen models see the augmented inputs of every step (local.augment)"
+    return ""
 
 
 def _frozen_columns(model: FlatModel) -> Tensor | None:

@@ -21,6 +21,7 @@ from lightning_modules.engines.objective import TrainJob, TrainResult, outputs_o
 from lightning_modules.engines.stacked.batched import (
     Anchors,
     BatchedModel,
+    frozen_and_augmented,
     is_per_sample,
     reason_against,
 )
@@ -66,6 +67,7 @@ class StackedEngine(Engine):
     """All clients at once; a module that torch cannot batch runs in `loop`, and the run says why."""
 
     Options = StackedOptions
+    recipe = ("augment", "clip")
 
     def __init__(self, model: FlatModel, samples: Samples, options: Any = None) -> None:
         super().__init__(model, samples, options)
@@ -117,7 +119,10 @@ class StackedEngine(Engine):
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[TrainResult]:
         """Run the jobs; results come in the order of the jobs."""
-        why = self.why_not or reason_against_jobs(jobs)
+        frozen = any(
+            job.on_top_of or any(term.outputs or term.features for term in job.penalties) for job in jobs
+        )
+        why = self.why_not or reason_against_jobs(jobs) or frozen_and_augmented(self.model, frozen=frozen)
         if not why:
             used = np.unique(np.concatenate([np.concatenate(job.batches) for job in jobs]))
             raw = self.samples.given
@@ -171,13 +176,23 @@ class StackedParts:
 def reason_against_jobs(jobs: Sequence[TrainJob]) -> str:
     """Why these jobs cannot be trained together; empty if they can."""
     for job in jobs:
+        if job.rule is not None:
+            return f"its steps follow a rule of their own ({type(job.rule).__name__})"
         for term in job.penalties:
+            if term.features:
+                return f"{type(term.penalty).__name__} is a penalty of features"
             if not is_per_sample(term.penalty):
                 return (
                     f"{type(term.penalty).__name__} is a penalty of outputs that does not declare per_sample"
                 )
     forms = {
-        (len(job.on_top_of), tuple(type(t.penalty) for t in job.penalties), job.sample_weights is None)
+        (
+            len(job.on_top_of),
+            tuple(type(t.penalty) for t in job.penalties),
+            job.sample_weights is None,
+            job.only,
+            job.rate,
+        )
         for job in jobs
     }
     return "clients have objectives of different forms" if len(forms) > 1 else ""
@@ -218,6 +233,8 @@ def _work_of(
         scale=None if set(scales) == {1.0} else torch.tensor(scales, dtype=torch.float32, device=device),
         penalties=[term.penalty for term in jobs[0].penalties],
         anchors=_anchors_of(jobs, device),
+        only=jobs[0].only,
+        rate=jobs[0].rate,
     )
 
 

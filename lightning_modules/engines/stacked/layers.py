@@ -118,7 +118,9 @@ def _masked_batch_norm(name: str, layer: _BatchNorm, context: BatchContext) -> C
             y = y * layer.weight.reshape(shape) + layer.bias.reshape(shape)
         if tracked:
             share = layer.momentum
-            if share is None:  # a cumulative mean, which restarts with every local training (DECISIONS.md, 6)
+            if (
+                share is None
+            ):  # a cumulative mean, which restarts with every local training (DECISIONS.md, B2)
                 share = 1.0 / (context.step + 1)
             unbiased = variance * count / (count - 1).clamp_min(1)
             for kind, new in (("running_mean", mean), ("running_var", unbiased)):

@@ -39,6 +39,7 @@ class Counters:
 
     steps: npt.NDArray[np.int64]  # (n,)
     table: Tensor | None  # (steps, 2, n): step size, root of the second bias correction
+    rate: float = 1.0  # what the learning rate is multiplied with in this round
 
     def at(self, step: int, first: int) -> tuple[Tensor, Tensor]:
         """(first, 1) step sizes and roots."""
@@ -51,6 +52,7 @@ class SlabOptimizer:
 
     def __init__(self, model: FlatModel) -> None:
         self._options: dict[str, Any] = model.optimizer.param_groups[0]
+        self._recipe = model.recipe
         self.is_adam = not isinstance(model.optimizer, torch.optim.SGD)
         self._decoupled = isinstance(model.optimizer, torch.optim.AdamW) or self._options.get(
             "decoupled_weight_decay", False
@@ -76,18 +78,23 @@ class SlabOptimizer:
         return ("momentum_buffer",) if self._options["momentum"] else ()
 
     def counters(
-        self, steps: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], device: torch.device
+        self,
+        steps: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        device: torch.device,
+        rate: float = 1.0,
     ) -> Counters:
         """What a training of (n, S) batches needs to know of clients that have taken `steps` before it."""
         if not self.is_adam:
-            return Counters(steps, None)
+            return Counters(steps, None, rate)
         first, second = self._options["betas"]
         taken = steps[:, None] + np.cumsum(lengths > 0, axis=1)  # (n, S), after each step
         taken = np.maximum(taken, 1).astype(np.float64)
-        sizes = float(self._options["lr"]) / (1.0 - first**taken)
+        sizes = float(self._options["lr"]) * rate / (1.0 - first**taken)
         roots = np.sqrt(1.0 - second**taken)
         table = np.stack([sizes, roots]).transpose(2, 0, 1).astype(np.float32)
-        return Counters(steps, torch.from_numpy(np.ascontiguousarray(table)).to(device, non_blocking=True))
+        sent = torch.from_numpy(np.ascontiguousarray(table)).to(device, non_blocking=True)
+        return Counters(steps, sent, rate)
 
     def step(
         self,
@@ -98,13 +105,14 @@ class SlabOptimizer:
         counters: Counters,
         step: int,
     ) -> None:
-        """One step of all clients, in place; `active` is (n, 1), None if everybody is."""
+        """One step of all clients, in place; `active` is (n, 1), (1, parameters) or both, None if everything is."""
         options = self._options
-        decay, rate = options["weight_decay"], options["lr"]
+        decay, rate = options["weight_decay"], options["lr"] * counters.rate
         before = theta.clone() if active is not None else theta
         held = {name: slab.clone() for name, slab in slabs.items()} if active is not None else {}
         if self._mask is not None:
             gradient = gradient * self._mask
+        gradient = self._limited(gradient)
         if decay and self._decoupled:
             theta.mul_(1.0 - rate * decay if self._mask is None else 1.0 - rate * decay * self._mask)
         elif decay:
@@ -113,14 +121,24 @@ class SlabOptimizer:
         if self.is_adam:
             self._adam(theta, gradient, slabs, *counters.at(step, len(theta)))
         else:
-            self._sgd(theta, gradient, slabs)
+            self._sgd(theta, gradient, slabs, rate)
         if active is not None:
             torch.where(active, theta, before, out=theta)
             for name, slab in slabs.items():
                 torch.where(active, slab, held[name], out=slab)
 
-    def _sgd(self, theta: Tensor, gradient: Tensor, slabs: Slabs) -> None:
-        momentum, rate = self._options["momentum"], self._options["lr"]
+    def _limited(self, gradient: Tensor) -> Tensor:
+        """Gradients clipped as the recipe says, each client's by itself."""
+        recipe = self._recipe
+        if recipe.clip is None:
+            return gradient
+        if recipe.clip_by == "value":
+            return gradient.clamp(-recipe.clip, recipe.clip)
+        norm = gradient.square().sum(dim=1, keepdim=True).sqrt()
+        return gradient * (recipe.clip / (norm + 1e-6)).clamp(max=1.0)
+
+    def _sgd(self, theta: Tensor, gradient: Tensor, slabs: Slabs, rate: float) -> None:
+        momentum = self._options["momentum"]
         if momentum:
             # A buffer of zeros makes the first step what torch's first step is: the gradient itself.
             buffer = slabs["momentum_buffer"].mul_(momentum).add_(gradient)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from torch import Tensor
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.strategies.penalties import Penalty
+from archipelago.strategies.rules import Memory, Rule
 from lightning_modules.engines.stacked.batched import Anchors, Batch, BatchedModel
 from lightning_modules.engines.stacked.optimizers import SlabOptimizer, Slabs
 
@@ -42,9 +43,18 @@ class Work:
     scale: Tensor | None = None  # (n,)
     penalties: Sequence[Penalty] = ()
     anchors: Anchors = field(default_factory=list)
+    only: tuple[str, ...] | None = None  # tensors that are trained, by name; None: all
+    rule: Rule | None = None  # how a step follows from gradients
+    memory: Memory = field(default_factory=dict)  # what it remembers: (n, parameters), or (n,) numbers
+    rate: float = 1.0  # what the learning rate is multiplied with in this round
 
     def __len__(self) -> int:
         return len(self.batches)
+
+    @property
+    def several(self) -> int:
+        """Mini-batches that a step takes."""
+        return 1 if self.rule is None else len(self.rule.passes)
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,7 @@ class Outcome:
     slabs: Slabs
     steps: npt.NDArray[np.int64]  # optimizer steps after
     objective: Tensor  # (n,) float64: mean over the steps
+    memory: Memory = field(default_factory=dict)  # what the rule remembers then
 
 
 class Chunks:
@@ -118,14 +129,15 @@ class StackedTraining:
     def run(self, work: Work) -> Outcome:
         """All clients, chunk by chunk."""
         parts = self.chunks.run(len(work), lambda at: self._chunk(work, at))
-        models, slabs, objective = (list(each) for each in zip(*parts, strict=True))
+        models, slabs, objective, memory = (list(each) for each in zip(*parts, strict=True))
         before = np.zeros(len(work), np.int64) if work.steps is None else work.steps
-        steps = before + np.array([len(batches) for batches in work.batches])
+        steps = before + np.array([len(batches) // work.several for batches in work.batches])
         return Outcome(
             _joined(models),
             {name: _joined([each[name] for each in slabs]) for name in slabs[0]},
             steps,
             _joined(objective),
+            {name: _joined([each[name] for each in memory]) for name in memory[0]},
         )
 
     def gradients(self, work: Work) -> tuple[Tensor, Tensor]:
@@ -148,7 +160,8 @@ class StackedTraining:
         for step in range(table.lengths.shape[1]):
             running = len(inside) if self._fixed else int((table.lengths[:, step] > 0).sum())
             batch = table.batch(step, running, None)
-            found, value, _ = model.gradient([], batch, [])(theta[:running], buffers[:running], batch)
+            compute = model.gradient([], batch, [], training=False)
+            found, value, _ = compute(theta[:running], buffers[:running], batch)
             now = share[:running, step]
             # Whoever is done has the rows of somebody else here, which may be anything.
             gradient[:running, : model.parameters] += torch.where(now[:, None] > 0, now[:, None] * found, 0.0)
@@ -161,12 +174,12 @@ class StackedTraining:
             else (gradient.index_select(0, back), total.index_select(0, back))
         )
 
-    def _chunk(self, work: Work, at: npt.NDArray[np.int64]) -> tuple[Tensor, Slabs, Tensor]:
+    def _chunk(self, work: Work, at: npt.NDArray[np.int64]) -> tuple[Tensor, Slabs, Tensor, Memory]:
         """Clients at some positions of `work`: their models, states and mean objectives."""
         counts = np.array([len(work.batches[i]) for i in at])
         order = np.argsort(-counts, kind="stable")  # whoever has more steps comes first
         inside = self._filled(at[order])
-        table = _Table.of(work, inside, len(at), self._batch, self.model)
+        table = _Table.of(work, inside, len(at), self._batch, self.model, training=True)
         width = self.model.parameters
         start = work.start(inside)
         theta, buffers = start[:, :width].contiguous(), start[:, width:].contiguous()
@@ -175,15 +188,20 @@ class StackedTraining:
             name: slab if where is None else slab.index_select(0, where) for name, slab in work.slabs.items()
         }
         slabs = {name: slab.clone() if slab is work.slabs[name] else slab for name, slab in slabs.items()}
-        objective = self._steps(work, table, theta, buffers, slabs, inside, where)
+        memory = {
+            name: value.clone() if where is None else value.index_select(0, where)
+            for name, value in work.memory.items()
+        }
+        objective = self._steps(work, table, theta, buffers, slabs, memory, inside, where)
         models = torch.cat([theta, buffers], dim=1) if buffers.shape[1] else theta
         back = _placed(np.argsort(order), len(inside), self.model.device)
         if back is None:
-            return models, slabs, objective
+            return models, slabs, objective, memory
         return (
             models.index_select(0, back),
             {name: slab.index_select(0, back) for name, slab in slabs.items()},
             objective.index_select(0, back),
+            {name: value.index_select(0, back) for name, value in memory.items()},
         )
 
     def _filled(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -198,13 +216,15 @@ class StackedTraining:
         theta: Tensor,
         buffers: Tensor,
         slabs: Slabs,
+        memory: Memory,
         inside: npt.NDArray[np.int64],
         where: Tensor | None,
     ) -> Tensor:
         """All steps of a chunk, in place; returns the mean objectives."""
         model, device = self.model, self.model.device
         before = np.zeros(len(work), np.int64) if work.steps is None else work.steps
-        counters = self.optimizer.counters(before[inside], table.lengths, device)
+        several = work.several
+        counters = self.optimizer.counters(before[inside], table.lengths[:, ::several], device, work.rate)
         anchors = [
             {
                 name: (value, shared) if shared or where is None else (value.index_select(0, where), shared)
@@ -213,26 +233,40 @@ class StackedTraining:
             for each in work.anchors
         ]
         scale = work.scale if work.scale is None or where is None else work.scale.index_select(0, where)
+        moving = None if work.only is None else model.columns_of(work.only)
         total = torch.zeros(len(inside), dtype=torch.float64, device=device)
-        for step in range(table.lengths.shape[1]):
-            running = int((table.lengths[:, step] > 0).sum())
+        for step in range(table.lengths.shape[1] // several):
+            first = step * several
+            running = int((table.lengths[:, first] > 0).sum())
             # Fixed shapes: nobody leaves, some do nothing.
             stays = len(inside) if self._fixed or model.compiles else running
-            active = table.active(step) if stays > running else None
-            batch = table.batch(step, stays, scale)
+            active = table.active(first) if stays > running else None
+            batches = [table.batch(first + number, stays, scale) for number in range(several)]
             now = [
                 {name: (v if shared else v[:stays], shared) for name, (v, shared) in each.items()}
                 for each in anchors
             ]
-            model.training(step, shortest=int(table.lengths[:running, step].min(initial=2)))
-            compute = model.gradient(work.penalties, batch, now)
-            gradient, value, new = compute(theta[:stays], buffers[:stays], batch)
+            lengths = table.lengths[:running, first : first + several]
+            model.training(step, shortest=int(lengths.min(initial=2)))
             views = {name: slab[:stays] for name, slab in slabs.items()}
-            self.optimizer.step(theta[:stays], gradient, views, active, counters, step)
+            if work.rule is None:
+                compute = model.gradient(work.penalties, batches[0], now)
+                gradient, value, new = compute(theta[:stays], buffers[:stays], batches[0])
+            else:
+                compute = model.ruled(work.rule, work.penalties, batches, now)
+                known = {name: each[:stays] for name, each in memory.items()}
+                gradient, value, new, then = compute(theta[:stays], buffers[:stays], known)
+                for name, each in then.items():
+                    _put(memory[name][:stays], each, active)
+            if work.rule is not None and work.rule.moves:
+                _put(theta[:stays], gradient, active)
+            else:
+                moves = _both(active, moving)
+                self.optimizer.step(theta[:stays], gradient, views, moves, counters, step)
             if buffers.shape[1]:
                 buffers[:stays] = new if active is None else torch.where(active, new, buffers[:stays])
             total[:stays] += value if active is None else torch.where(active[:, 0], value, 0.0)
-        return total / table.counts
+        return total * several / table.counts
 
 
 @dataclass(frozen=True)
@@ -247,10 +281,16 @@ class _Table:
     sizes: Tensor  # (n, S) lengths as float32
     keys: Tensor | None  # (n, S, dropout layers)
     counts: Tensor  # (n,) number of steps, at least 1
+    drawn: dict[str, Tensor]  # (n, S, B, ...) random numbers of augmentations, by name
 
     @staticmethod
     def of(
-        work: Work, inside: npt.NDArray[np.int64], real: int, batch: int | None, model: BatchedModel
+        work: Work,
+        inside: npt.NDArray[np.int64],
+        real: int,
+        batch: int | None,
+        model: BatchedModel,
+        training: bool = False,
     ) -> _Table:
         batches = [work.batches[i] if row < real else [] for row, i in enumerate(inside)]
         steps = max(len(each) for each in batches)
@@ -281,6 +321,7 @@ class _Table:
             sent[:, :steps],
             keys,
             sent[:, steps],
+            _drawn(model, [work.seeds[i] for i in inside], lengths, width) if training else {},
         )
 
     def active(self, step: int) -> Tensor:
@@ -294,8 +335,12 @@ class _Table:
         length = self.sizes[:first, step]
         real = torch.arange(places.shape[1], device=places.device) < length[:, None]
         samples = self.model.samples
+        x = samples.inputs(rows)
+        if self.drawn:
+            now = {name: numbers[:first, step].flatten(0, 1) for name, numbers in self.drawn.items()}
+            x = self.model.augment.apply(x.flatten(0, 1), now).reshape(x.shape)
         batch: Batch = {
-            "x": samples.inputs(rows),
+            "x": x,
             "y": samples.targets(rows),
             "weights": real / length.clamp_min(1.0)[:, None],
             "length": length,
@@ -310,9 +355,40 @@ class _Table:
         return batch
 
 
+def _put(rows: Tensor, values: Tensor, active: Tensor | None) -> None:
+    """Write values into rows; only those of clients that are active, if not all are."""
+    if active is not None:
+        values = torch.where(active if rows.dim() > 1 else active[:, 0], values, rows)
+    rows.copy_(values)
+
+
+def _both(active: Tensor | None, moving: Tensor | None) -> Tensor | None:
+    """What moves in a step: (n, 1) clients, (1, parameters) columns, or both; None: everything."""
+    if active is None or moving is None:
+        return moving if active is None else active
+    return active & moving
+
+
 def _keys(seed: int, steps: int, layers: int) -> npt.NDArray[np.int64]:
     """(steps, layers) 32-bit keys of one client's training."""
     return generator(seed, "dropout").integers(0, 2**32, (steps, layers), np.int64)
+
+
+def _drawn(
+    model: BatchedModel, seeds: Sequence[int], lengths: npt.NDArray[np.int64], width: int
+) -> dict[str, Tensor]:
+    """The random numbers of all steps: the same as each client would draw for itself, zeros in rows that fill up."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    if not model.augment:
+        return {}
+    for row, seed in enumerate(seeds):
+        for step in np.flatnonzero(lengths[row]).tolist():
+            count = int(lengths[row, step])
+            for name, numbers in model.augment.draws(seed, step, count).items():
+                if name not in found:
+                    found[name] = np.zeros((*lengths.shape, width, *numbers.shape[1:]), numbers.dtype)
+                found[name][row, step, :count] = numbers
+    return {name: torch.from_numpy(each).to(model.device, non_blocking=True) for name, each in found.items()}
 
 
 def _placed(positions: npt.NDArray[np.int64], count: int, device: torch.device) -> Tensor | None:

@@ -1,0 +1,120 @@
+"""Whether methods behave off the beaten track: every method, plain situations, declared expectations.
+
+    python -m benchmarks behaviour                  # the whole; writes results/behaviour.md, .csv and .png
+    python -m benchmarks behaviour --processes 2
+    python -m benchmarks behaviour --reduced        # CI's grid
+    python -m benchmarks behaviour --methods ifca ifca+cam --plugins my_package.my_method
+
+What methods are held to is declared beside them (`archipelago/strategies/expectations.py`), the situations as settings
+are in `situations.py`, the checks in `checks.py`. Finished runs are kept: a stop costs nothing. Red cells make the
+command fail.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from archipelago.strategies.expectations import SITUATIONS
+from benchmarks.behaviour import grid
+from benchmarks.behaviour.cells import Cell, registered
+from benchmarks.behaviour.checks import RED, Run
+from benchmarks.behaviour.page import Result, cell_text, page, table
+from benchmarks.behaviour.picture import draw
+from benchmarks.behaviour.situations import SEEDS
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"  # which nobody commits
+COMMITTED = grid.ROOT / "results"
+KEPT = RESULTS / "behaviour" / "cells.jsonl"
+
+
+def run(
+    rounds: int | None,
+    miniature: bool,
+    *,
+    reduced: bool = False,
+    processes: int = 1,
+    methods: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """The grid, or a part of it; `rounds` stands for the number of seeds here."""
+    for plugin in plugins:
+        importlib.import_module(plugin)
+    seeds = tuple(range(rounds)) if rounds else SEEDS
+    cells = chosen(reduced or miniature, methods, seeds)
+    facts = grid.facts_of(
+        grid.with_baselines(cells), grid.Kept(KEPT), processes, plugins, lambda text: print(text, flush=True)
+    )
+    result = collected(cells, facts)
+    complete = not (reduced or miniature or methods or plugins or rounds)
+    folder = out or (COMMITTED if complete else RESULTS)
+    write(result, folder)
+    verdicts = result.verdicts()
+    reds = [f"{method} in {situation}" for (method, situation), each in verdicts.items() if each.state == RED]
+    return {
+        "kept": not reds,
+        "red": reds,
+        "page": str(folder / "behaviour.md"),
+        "cells": {
+            f"{method} in {situation}": cell_text(each) for (method, situation), each in verdicts.items()
+        },
+    }
+
+
+def chosen(reduced: bool, methods: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
+    """The cells that were asked for."""
+    names = registered()
+    if methods:
+        return grid.whole(methods, list(SITUATIONS), seeds)
+    return grid.reduced() if reduced else grid.whole(names, list(SITUATIONS), seeds)
+
+
+def collected(cells: Sequence[Cell], facts: dict[Cell, dict[str, Any]]) -> Result:
+    """Runs by method and situation, each beside FedAvg's."""
+    runs: dict[tuple[str, str], list[Run]] = {}
+    seeds: dict[tuple[str, str], list[int]] = {}
+    for cell in dict.fromkeys(cells):
+        beside = facts[grid.baseline(cell)]
+        made = Run(cell.situation, facts[cell], beside, grid.expectations(cell.method))
+        runs.setdefault((cell.method, cell.situation), []).append(made)
+        seeds.setdefault((cell.method, cell.situation), []).append(cell.seed)
+    return Result(runs, seeds, sum(each["seconds"] for each in facts.values()), code_state())
+
+
+def write(result: Result, folder: Path) -> None:
+    """The page, the numbers and the picture."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "behaviour.md").write_text(page(result), encoding="utf-8")
+    (folder / "behaviour.csv").write_text(table(result), encoding="utf-8")
+    draw(result, folder / "behaviour.png")
+
+
+def code_state() -> str:
+    """The commit that the results were made from."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=grid.ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    commit = git("rev-parse", "--short=10", "HEAD")
+    edited = git(
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        *grid.SHARED,
+        "archipelago/strategies",
+        "benchmarks",
+    )
+    return f"from commit {commit or 'unknown'}{', with changes' if edited else ''}"
+
+
+def report(result: dict[str, Any]) -> str:
+    """What is red, and where the page is."""
+    reds = result["red"]
+    lines = [f"{len(result['cells'])} cells, {len(reds)} red. The page: {result['page']}"]
+    return "\n".join([*lines, *(f"  red: {name} {result['cells'][name]}" for name in reds)])

@@ -1,0 +1,147 @@
+"""New clients, with and without labels."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.session import InProcessSession
+from archipelago.core.errors import UserError
+from archipelago.experiments.config import load_config
+from archipelago.experiments.new_clients import NewClient, adopt
+from archipelago.experiments.runner import run_experiment
+from archipelago.strategies.adoption import AdoptionRule, entropies
+from archipelago.strategies.interface import FleetView
+from archipelago.strategies.references import Indices, Models
+from tests.support.experiments import checkpoint_of, config_of, outcome, plan_of, run, session_of
+
+MORE = ("method=ifca", "clients=12", "rounds=6", "holdout_clients=0.25", "local.steps=8", "model.hidden=[16]")
+
+
+def of_new_clients(session: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(the clusters that held-out clients get, their ground-truth groups)."""
+    server = session.server
+    fleet = server.fleet.select(server.held_out)
+    return server.method.labels(fleet), server.setup.groups[server.held_out]
+
+
+def test_entropies_by_hand() -> None:
+    class Client:
+        def unlabelled(self) -> Client:
+            return self
+
+        def outputs(self, model: np.ndarray) -> np.ndarray:
+            return model.reshape(1, 2)
+
+    models = np.float32([[0, 0], [3, 0]])
+    p = 1 / (1 + np.exp(-3.0))
+    sure = -(p * np.log(p) + (1 - p) * np.log(1 - p))
+    assert entropies(Client(), models) == pytest.approx([np.log(2), sure])  # type: ignore[arg-type]
+    # On top of a model that says the opposite, the second one is as unsure as the first was.
+    assert entropies(Client(), models, np.float32([-3, 0]))[1] == pytest.approx(np.log(2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["oracle", pytest.param("oracle+cam", marks=pytest.mark.full)])
+def test_adoption_by_entropy_finds_the_groups_and_looks_at_no_label(method: str) -> None:
+    plan = plan_of(*MORE[1:], f"method={method}", "adoption=entropy")
+    y = plan.y.copy()
+    held = plan.server.held_out
+    for client in held:
+        y[plan.clients[client].train] = (y[plan.clients[client].train] + 3) % 10
+    found = []
+    for each in (plan, dataclasses.replace(plan, y=y)):
+        session = InProcessSession(each)
+        run(session, 4)
+        found.append(of_new_clients(session))
+    clusters, groups = found[0]
+    assert np.array_equal(clusters, found[1][0])  # other labels, the same clusters
+    trained = session.server.method.assignment
+    population = session.server.population
+    for g in np.unique(groups):  # each new client joins the cluster that most of its group is in
+        main = np.bincount(trained[population][session.server.setup.groups[population] == g]).argmax()
+        assert (clusters[groups == g] == main).all()
+
+
+def test_adoption_by_labels_is_what_it_was_and_another_rule_changes_only_new_clients() -> None:
+    own, free = session_of(*MORE), session_of(*MORE, "adoption=entropy")
+    mine, theirs = run(own, 2), run(free, 2)
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.metrics["micro_accuracy"] == other.metrics["micro_accuracy"]
+        assert np.array_equal(one.assignment, other.assignment)
+    assert "holdout_micro_accuracy" in theirs[0].metrics
+
+
+class Last(AdoptionRule):
+    """Of a user's own: the last cluster."""
+
+    needs_labels = False
+
+    def assign(self, method: Any, fleet: FleetView) -> Indices:
+        return np.full(len(fleet.ids), method.K - 1)
+
+
+def test_adoption_rule_of_ones_own_by_import_path() -> None:
+    session = session_of(*MORE, f"adoption={__name__}.Last")
+    run(session, 1)
+    assert of_new_clients(session)[0].tolist() == [1, 1, 1]
+
+
+def test_adoption_by_entropy_is_the_same_on_every_layout_and_after_resume() -> None:
+    more = (*MORE, "adoption=entropy")
+    whole = session_of(*more)
+    reports = run(whole, 3)
+    packed = session_of(*more, blocks=[[0, 4, 8, 9], [1, 10], [2, 3, 5, 6, 7, 11]])
+    earlier = run(packed, 1)
+    resumed = session_of(*more, checkpoint=checkpoint_of(packed))
+    assert outcome(resumed, [*earlier, *run(resumed, 2, first=2)]) == outcome(whole, reports)
+
+
+def test_feddrift_and_a_descriptor_of_a_methods_own_decide_for_themselves() -> None:
+    session = session_of(*MORE, "adoption=entropy")
+    run(session, 1)
+    base = session.server.method.base
+    base.adopt_unlabelled = lambda fleet: np.zeros(len(fleet.ids), np.int64)
+    assert of_new_clients(session)[0].tolist() == [0, 0, 0]
+    del base.adopt_unlabelled
+    closed = type("Closed", (type(base),), {"open_clusters": property(lambda self: np.array([False, True]))})
+    base.__class__ = closed
+    assert of_new_clients(session)[0].tolist() == [1, 1, 1]
+    assert isinstance(base.clusters, Models)
+
+
+def test_adopt_takes_clients_without_labels(tmp_path: Path) -> None:
+    config = config_of("method=ifca", "rounds=3", "local.steps=8", f"storage={tmp_path}", "name=run")
+    run_experiment(config, tmp_path / "run")
+    plan = plan_of("method=ifca", "rounds=3", "local.steps=8")
+    held = plan.clients[0]
+    given = {"x_train": plan.x[held.train], "x_test": plan.x[held.test], "y_test": plan.y[held.test]}
+    bare, labelled = NewClient(y_train=None, **given), NewClient(y_train=plan.y[held.train], **given)
+    table = adopt(tmp_path / "run", [bare], adoption="entropy")
+    assert (
+        table["cluster"].tolist()
+        == adopt(tmp_path / "run", [labelled], adoption="entropy")["cluster"].tolist()
+    )
+    assert 0 <= table["accuracy"][0] <= 1
+    with pytest.raises(UserError, match="entropy"):
+        adopt(tmp_path / "run", [bare])
+    with pytest.raises(UserError, match="fine-tuning"):
+        adopt(tmp_path / "run", [bare], adoption="entropy", finetune=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["adoption=entropy"], "holdout_clients > 0"),
+        (["adoption=entropie", "holdout_clients=0.2"], "entropy"),
+        (["adoption=entropy", "holdout_clients=0.2", "method=fedavg"], "fedavg"),
+        (["adoption=entropy", "holdout_clients=0.2", "method=ifca+finetune"], "fine-tuning"),
+    ],
+)
+def test_adoption_mistakes_are_one_sentence(given: list[str], expected: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(overrides=given, env={})
+    assert expected in str(caught.value) and "\n" not in str(caught.value)

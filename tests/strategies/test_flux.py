@@ -1,0 +1,101 @@
+"""FLUX: descriptors by hand, its identities, what it finds without K, and clients without labels."""
+
+import numpy as np
+import pytest
+
+from archipelago.strategies.base import Context
+from archipelago.strategies.clustering import ClusteringTask, clustered
+from archipelago.strategies.clustering_rules import DBSCANOptions, elbow
+from archipelago.strategies.flux import descriptor, projection, scales
+from tests.support.experiments import digest, run, session_of
+
+GOOD = ("clients=12", "local.steps=10", "local.lr=0.1", "model.hidden=[32]", "evaluation.every=2", "rounds=2")
+
+
+class Client:
+    """Four samples of two features, of two of three classes."""
+
+    classes = 3
+
+    def features(self, model):
+        return np.float32([[0, 0], [2, 4], [6, 0], [6, 8]])
+
+    def labels(self):
+        return np.array([0, 0, 2, 2])
+
+    def unlabelled(self):
+        return self
+
+
+def test_descriptor_by_hand():
+    found = descriptor(Client(), None, seed=0, length=1, labels=True)
+    (a,), (b,) = projection(2, 1, 0)
+    z = np.array([0, 2 * a + 4 * b, 6 * a, 6 * a + 8 * b])
+    means = [z[:2].mean(), 0, z[2:].mean()]
+    deviations = [z[:2].std(), 0, z[2:].std()]
+    assert found.tolist() == pytest.approx([z.mean(), z.std(), *means, *deviations])
+    assert descriptor(Client(), None, seed=0, length=1, labels=False).tolist() == pytest.approx(found[:2])
+
+
+def test_parts_count_alike_whatever_their_units():
+    rng = np.random.default_rng(0)
+    raw = rng.standard_normal((9, 2 * 2 + 2 * 6)) * np.repeat([1, 100, 0.01, 5], [2, 2, 6, 6])
+    centre, spread = scales(raw, 2)
+    scaled = (raw - centre) / spread
+    for part in (slice(0, 2), slice(2, 4), slice(4, 10), slice(10, None)):
+        assert (scaled[:, part] ** 2).mean() == pytest.approx(1)
+
+
+def test_dbscan_by_hand():
+    # Nearest distances are 1, 1, 1, 1, 1, 20: the elbow is the last of the ones.
+    points = np.array([[0.0], [1.0], [2.0], [50.0], [51.0], [71.0]])
+    assert elbow(np.array([1.0, 1, 1, 1, 1, 20])) == 4
+    found = {scale: clustered("dbscan", ClusteringTask(points, 6, seed=0), Context(clients=6),
+                              DBSCANOptions(scale=scale)).labels.tolist() for scale in (1.0, 20.0, 60.0)}  # fmt: skip
+    assert found == {1.0: [0, 0, 0, 1, 1, 2], 20.0: [0, 0, 0, 1, 1, 1], 60.0: [0] * 6}
+
+
+def test_one_cluster_is_fedavg():
+    one, fedavg = session_of("method=flux", "clusters=1"), session_of("method=fedavg", "clusters=1")
+    run(one, 3), run(fedavg, 3)
+    assert np.array_equal(one.server.method.base.clusters.values[0], fedavg.server.method.base.model)
+
+
+@pytest.mark.parametrize("shift", ["data.rotations=4", "data.label_swaps=4"])
+def test_groups_and_their_number_are_found(shift):
+    shifts = {"data.rotations=1", shift} if shift != "data.rotations=4" else {shift}
+    report = run(session_of("method=flux", *GOOD, *sorted(shifts), "clusters=9"), 2)[-1]
+    assert report.metrics["cluster_sizes"] == [3, 3, 3, 3] and report.metrics["ari"] == 1.0
+
+
+def test_clients_without_labels_are_placed(monkeypatch):
+    session = session_of("method=flux", *GOOD, "data.rotations=4", "clusters=9", "holdout_clients=0.25")
+    run(session, 2)
+    groups, base = session.server.setup.groups, session.server.method.base
+    known = {groups[i]: base.assignment[i] for i in session.server.population}
+    from actors.client_views import LocalView
+
+    monkeypatch.setattr(LocalView, "labels", lambda view: pytest.fail("labels were read"))
+    where = base.adopt_unlabelled(session.fleet.measuring().select(session.server.held_out))
+    assert [known[groups[i]] for i in session.server.held_out] == where.tolist()
+
+
+def test_descriptors_cost_what_they_hold():
+    session = session_of("method=flux", "rounds=3", "clusters=2")
+    sent = [report.metrics["cost_models_up"] for report in run(session, 3)]
+    assert sent == pytest.approx([1, 1 + 2 * 16 * 11 / session.fleet.spec.size, 1])
+
+
+@pytest.mark.parametrize("change", ["flux.before=0", "flux.length=2", "flux.labels=false", "flux.scale=0.3",
+                                    "flux.distance=cosine"])  # fmt: skip
+def test_options_reach_the_numbers(change):
+    setting = (
+        "method=flux",
+        "partition=dirichlet",
+        "partition.alpha=0.5",
+        "clusters=5",
+        "clients=10",
+        "rounds=2",
+    )
+    plain, other = session_of(*setting), session_of(*setting, change)
+    assert digest(run(plain, 2)) != digest(run(other, 2))

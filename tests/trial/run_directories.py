@@ -1,0 +1,193 @@
+"""Bad inputs of the trial: run and sweep directories whose files are damaged, missing, swapped or links.
+
+Whatever happened to a run, `resume` gives the bits of the run that was never stopped, or a sentence; `report` gives
+the right numbers, or a sentence; neither writes outside of the run, and what was not damaged is not lost.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.runs import assert_equal_runs
+from tests.support.warm import Ended, Warm
+from tests.trial.case import changes, contents
+
+_TINY = (
+    "fleet.backend=in_process clients=4 rounds=4 local.steps=2 local.batch=16 model=mlp model.hidden=[8] "
+    "checkpoint.every=2 records.rounds=2"
+)
+_STOPPED = """
+from archipelago import Callback
+from archipelago.experiments.config import load_config
+from archipelago.experiments.runner import run_experiment
+
+class Stop(Callback):
+    def on_round(self, run, report):
+        if report.round == 3:
+            raise KeyboardInterrupt
+
+try:
+    run_experiment(load_config(None, "{settings}".split()), "{folder}/stopped", callbacks=[Stop()], quiet=True)
+except KeyboardInterrupt:
+    pass
+"""
+
+# What a run is made of; * stands for whatever the name has there.
+STOPPED = (
+    "config.yaml", "status.json", "identity.json", "environment.json", "vocabulary.json", "metrics.csv",
+    "timings.csv", "events.jsonl", "partition.safetensors", "federation/clients.parquet", "federation/counts.parquet",
+    "federation/facts.json", "parts/clients-000002.parquet", "parts/assignments-000002.parquet",
+    "checkpoints/round-000002/manifest.json", "checkpoints/round-000002/server.safetensors",
+    "checkpoints/round-000002/clients-00000.safetensors", "records/*.parquet", ".lock",
+)  # fmt: skip
+FINISHED = (
+    "config.yaml", "status.json", "identity.json", "environment.json", "vocabulary.json", "metrics.csv",
+    "timings.csv", "events.jsonl", "clients.parquet", "assignments.parquet", "partition.safetensors",
+    "federation/clients.parquet", "federation/counts.parquet", "federation/facts.json", "records/*.parquet",
+    "records/examples.safetensors", "models/*.safetensors", "summary.md",
+)  # fmt: skip
+SWEEP = ("sweep.yaml", "trials.csv")
+
+
+def make_runs(warm: Warm, folder: Path) -> None:
+    """The undamaged runs: `finished`, the same one `stopped` after round 3, `other`, and a `sweep` of two seeds."""
+    settings = f"method=ifca clusters=2 {_TINY}"
+    script = folder / "stopped.py"
+    script.write_text(_STOPPED.replace("{settings}", settings).replace("{folder}", str(folder)))
+    ended = [
+        warm([*settings.split(), f"storage={folder}", "name=finished"], folder),
+        warm([*_TINY.split(), "method=fedavg", f"storage={folder}", "name=other"], folder),
+        warm([*_TINY.split(), "method=fedavg", f"storage={folder}", "name=sweep", "sweep.seeds=2"], folder),
+        warm.python(script, folder),
+    ]
+    assert all(each.code == 0 for each in ended), [each.error for each in ended]
+
+
+# Damage ------------------------------------------------------------------------------------------------------
+
+
+def _replaced(path: Path, change: Callable[[bytes], bytes]) -> None:
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(change(data))
+
+
+def _flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :] if data else b"\x10"
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _link(path: Path) -> None:
+    """The same content, outside of the run."""
+    outside = path.parents[len(path.parts) - 1 - path.parts.index("run")] / f"outside-{path.name}"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "gone": Path.unlink,
+    "empty": lambda path: _replaced(path, lambda data: b""),
+    "cut in half": lambda path: _replaced(path, lambda data: data[: len(data) // 2]),
+    "a flipped bit": lambda path: _replaced(path, _flipped),
+    "zeros": lambda path: _replaced(path, lambda data: bytes(len(data))),
+    "another file's content": lambda path: _replaced(path, lambda data: b"\xff\xfe not what it was \x00\n"),
+    "more behind its end": lambda path: _replaced(path, lambda data: data + b"\x00[{,,\n"),
+    "a folder": _folder,
+    "a FIFO": _fifo,
+    "a link": _link,
+}
+
+
+def damaged(path: Path, kind: str) -> None:
+    """Damage the file of this name, or the first one that a name with a star means."""
+    found = sorted(path.parent.glob(path.name))
+    assert found, path
+    DAMAGE[kind](found[0])
+
+
+# Verdicts ----------------------------------------------------------------------------------------------------
+
+
+def resumed(warm: Warm, folder: Path, whole: Path) -> list[str]:
+    """What is wrong with how the run in `folder/run` was resumed; `whole` is the run that was never stopped."""
+    before = contents(folder)
+    ended = warm(["resume", str(folder / "run")], folder)
+    faults = _judged(ended)
+    if ended.code == 0:
+        faults += changes(before, contents(folder), ("run/", "run"))
+        try:
+            assert_equal_runs(folder / "run", whole)
+        except Exception as error:
+            faults.append(f"other bits: {str(error)[:200]}")
+    else:
+        faults += changes(before, contents(folder))
+    return [*faults, ended.error[-1200:]] if faults else []
+
+
+def reported(warm: Warm, folder: Path, *others: Path, table: str) -> list[str]:
+    """What is wrong with the report of `folder/run` and others; `table` is the table.csv that was right before."""
+    before = contents(folder)
+    out = folder / "out"
+    words = ["report", str(folder / "run"), *map(str, others), f"out={out}", "figures=no"]
+    ended = warm(words, folder)
+    faults = [*_judged(ended), *changes(before, contents(folder), ("out",))]
+    if ended.code == 0:
+        made = (out / "table.csv").read_text() if (out / "table.csv").is_file() else ""
+        said = ended.output + ended.error
+        if made != table and not any(
+            word in said for word in ("damaged", "left out", "changed since", "cannot be read")
+        ):
+            faults.append("other numbers, and not a word about it")
+        if others and "FedAvg" not in said:
+            faults.append("the undamaged run is missing")
+    elif others:
+        faults.append("one damaged run killed the report of all")
+    return [*faults, ended.error[-1200:], ended.output[-300:]] if faults else []
+
+
+def table(warm: Warm, *runs: Path) -> str:
+    """The table.csv of the report of undamaged runs."""
+    out = runs[0].parent / f"table-{len(runs)}"
+    if not out.exists():
+        ended = warm(["report", *map(str, runs), f"out={out}", "figures=no"], runs[0].parent)
+        assert ended.code == 0, ended.error
+    return (out / "table.csv").read_text()
+
+
+def _judged(ended: Ended) -> list[str]:
+    faults = []
+    if ended.code is None:
+        faults.append("hang")
+    elif ended.code not in (0, 1, 2):
+        faults.append(f"exit code {ended.code}")
+    if "Traceback" in ended.error + ended.output:
+        faults.append("traceback")
+    if (
+        ended.code in (1, 2)
+        and not ended.last_line.endswith((".", "?", ")"))
+        and "resume" not in ended.last_line
+    ):
+        faults.append("no sentence")
+    if ended.code == 2 and len(ended.error.strip().splitlines()) != 1:
+        faults.append("more than one sentence")
+    return faults
+
+
+def copied(run: Path, folder: Path) -> Path:
+    """A copy of an undamaged run or sweep as `folder/run`."""
+    folder.mkdir()
+    shutil.copytree(run, folder / "run", symlinks=True)
+    return folder
