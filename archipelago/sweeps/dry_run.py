@@ -30,6 +30,7 @@ CALIBRATED = 20  # combinations that are tried; the others are taken for their m
 SAMPLED = 4  # clients of a miniature
 MINIATURE = 10  # rounds of a miniature
 BUDGET = 60.0  # seconds that trying may take
+AGAIN = 1.0  # seconds after which a calibration that did not end is told to end again
 START = 6.0  # seconds until the first round of the first trials: imports, and nothing else
 
 Rows = list[tuple[str, ...]]
@@ -215,6 +216,7 @@ def _session(plan: Plan) -> Iterator[Session]:
         else:
             session = InProcessSession(plan)
         stack.callback(session.close)
+        stack.callback(_no_limit)  # called first: closing is not interrupted
         yield session
 
 
@@ -235,13 +237,23 @@ def _miniature(config: ExperimentSettings, clients: int, gpus: float) -> Experim
     )
 
 
+def _no_limit() -> None:
+    """Switch the limit of `_at_most` off before it ends."""
+    if threading.current_thread() is threading.main_thread():
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 class _TooLong(BaseException):
     """What a calibration ends with that is not ready in time; no client's own failure."""
 
 
 @contextlib.contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Raise `_TooLong` inside after that time; only a program's main thread can be interrupted so."""
+    """Raise `_TooLong` inside after that time; only a program's main thread can be interrupted so.
+
+    Raised again every `AGAIN` seconds: Python drops what is raised while a finalizer or a callback of the garbage
+    collector runs, and with a single signal such a calibration would never end.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -250,7 +262,7 @@ def _at_most(seconds: float) -> Iterator[None]:
         raise _TooLong
 
     before, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
-    others, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    others, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), AGAIN)
     try:
         yield
     finally:

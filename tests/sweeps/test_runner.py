@@ -756,6 +756,24 @@ def test_calibration_ends_when_its_time_is_up() -> None:
     assert seconds_per_round(config, limit=0.5) is None
 
 
+def test_calibration_ends_though_its_first_signal_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception raised in a callback of the garbage collector is dropped: once this hung the whole suite."""
+    raised = []
+    run_round = InProcessSession.run_round
+
+    def loses_one(session: InProcessSession, number: int) -> object:
+        try:
+            return run_round(session, number)
+        except BaseException as error:
+            raised.append(error)
+            return run_round(session, number)
+
+    monkeypatch.setattr(InProcessSession, "run_round", loses_one)
+    config = config_of("rounds=40", "local.steps=1000000")
+    assert seconds_per_round(config, limit=0.5) is None
+    assert len(raised) == 1
+
+
 # Object stores ------------------------------------------------------------------------------------------------
 
 
