@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from actors.session import Plan
 
 PATIENCE = 10.0  # seconds after which a fleet of free size takes what is there
+PLACING = 15.0  # seconds that a busy machine may take to place what fits
 BUSY, GROWING = (
     60.0,
     900.0,
@@ -60,10 +61,13 @@ def reserve(
     flexible = shrink or (fleet.actors is None and fleet.clients_per_actor is None)
     while True:
         left = max(deadline - time.monotonic(), 1.0)
+        # A group that is removed while Ray is placing it may keep its share for good: one that fits gets more time.
+        fits = capacity(_free_nodes(), fleet) >= count
+        patience = max(PATIENCE, PLACING) if fits else PATIENCE
         group = placement_group([bundle] * count, strategy="PACK", name=unique(plan.title))
         try:
             with SurfacedErrors():
-                if group.wait(min(left, PATIENCE) if flexible else left):
+                if group.wait(min(left, patience) if flexible else left):
                     idle = idle_gpus(
                         plan.fleet, fleet, len(plan.clients), count, nodes, cuda=torch_has_cuda()
                     )
