@@ -78,10 +78,16 @@ def _follow(process: subprocess.Popen[bytes], log: Path, output: TextIO) -> None
             time.sleep(0.1)
 
 
-def _terminate(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+def end_when_told() -> None:
+    """End the parts on SIGTERM and SIGINT, also where a shell's background started this with SIGINT ignored."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, interrupt)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _terminate)
+    end_when_told()
     sys.exit(run_parts(PARTS, sys.stdout))

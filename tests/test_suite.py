@@ -63,8 +63,8 @@ def test_suite_that_is_terminated_ends_its_parts(tmp_path: Path) -> None:
         f"except KeyboardInterrupt: pathlib.Path({str(ended)!r}).touch()\n"
     )
     code = (
-        "import signal, sys\nfrom tests import suite\n"
-        "signal.signal(signal.SIGTERM, suite._terminate)\n"
+        "import sys\nfrom tests import suite\n"
+        "suite.end_when_told()\n"
         f"suite.run_parts({{'waits': {part(waits)!r}}}, sys.stdout)\n"
     )
     suite = subprocess.Popen(part(code), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

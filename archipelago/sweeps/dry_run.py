@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import signal
 import threading
 import time
@@ -251,8 +252,8 @@ class _TooLong(BaseException):
 def _at_most(seconds: float) -> Iterator[None]:
     """Raise `_TooLong` inside after that time; only a program's main thread can be interrupted so.
 
-    Raised again every `AGAIN` seconds: Python drops what is raised while a finalizer or a callback of the garbage
-    collector runs, and with a single signal such a calibration would never end.
+    Python drops what is raised while a finalizer or a callback of the garbage collector runs, and such a calibration
+    would never end. The collector therefore rests meanwhile, and the exception comes again every `AGAIN` seconds.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -261,6 +262,8 @@ def _at_most(seconds: float) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise _TooLong
 
+    collected = gc.isenabled()
+    gc.disable()
     before, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
     others, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), AGAIN)
     try:
@@ -268,5 +271,7 @@ def _at_most(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if collected:
+            gc.enable()
         if others:  # somebody else waits for this signal, too
             signal.setitimer(signal.ITIMER_REAL, max(others - (time.monotonic() - began), 0.001))

@@ -217,6 +217,7 @@ def test_a_driver_killed_with_its_cluster_at_a_random_round_is_resumed(
         while rounds_in(run) < last:
             assert driver.poll() is None, log.read_text()
             time.sleep(0.005)
+        driver.send_signal(signal.SIGSTOP)  # or it might end while its family is looked for
         members += family(driver.pid)
     finally:
         driver.kill()
@@ -226,7 +227,9 @@ def test_a_driver_killed_with_its_cluster_at_a_random_round_is_resumed(
         with suppress(psutil.NoSuchProcess):
             member.kill()
     status = open_run(run).status
-    assert status.state == "interrupted" and last <= status.rounds_done < rounds
+    assert status.state == "interrupted" and last <= status.rounds_done < rounds, (
+        f"to be killed after round {last}"
+    )
     again = launch("resume", str(run), folder=folder, log=log)
     try:
         while again.poll() is None:

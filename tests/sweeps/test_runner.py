@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import os
 import random
@@ -757,11 +758,12 @@ def test_calibration_ends_when_its_time_is_up() -> None:
 
 
 def test_calibration_ends_though_its_first_signal_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception raised in a callback of the garbage collector is dropped: once this hung the whole suite."""
-    raised = []
+    """An exception raised in a finalizer is dropped, as one in the garbage collector was that hung the whole suite."""
+    raised, collecting = [], []
     run_round = InProcessSession.run_round
 
     def loses_one(session: InProcessSession, number: int) -> object:
+        collecting.append(gc.isenabled())
         try:
             return run_round(session, number)
         except BaseException as error:
@@ -772,6 +774,7 @@ def test_calibration_ends_though_its_first_signal_is_lost(monkeypatch: pytest.Mo
     config = config_of("rounds=40", "local.steps=1000000")
     assert seconds_per_round(config, limit=0.5) is None
     assert len(raised) == 1
+    assert collecting == [False] and gc.isenabled(), "the collector rests while it could lose the signal"
 
 
 # Object stores ------------------------------------------------------------------------------------------------
