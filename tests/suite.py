@@ -20,7 +20,7 @@ from typing import TextIO
 
 # By name: how its pytest is called. Tests without a cluster leave the processor to those that take longest anyway.
 PARTS: dict[str, list[str]] = {
-    "without a cluster": ["nice", "-n", "5", sys.executable, "-m", "pytest", "-n", "2", "-m", "not ray and not full"],
+    "without a cluster": ["nice", "-n", "15", sys.executable, "-m", "pytest", "-n", "2", "-m", "not ray and not full"],
     "with a Ray cluster": [sys.executable, "-m", "pytest", "-m", "ray and not full"],
 }  # fmt: skip
 PATIENCE = 60.0  # seconds that an interrupted part may take to end

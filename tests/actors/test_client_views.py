@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +113,7 @@ def test_client_view_has_the_same_bits_in_any_packing(engine: str) -> None:
     assert digest(found[0]) == digest(found[1])
 
 
-MINE = '''
+PORTRAITS = '''
 """A method of somebody's own: clients of like mean image and like labels are a cluster."""
 import numpy as np
 
@@ -140,35 +137,10 @@ class Portraits(ClusteredModels):
 '''
 
 
-@pytest.mark.ray
-def test_client_view_of_a_plugin_on_ray_gives_the_bits_of_this_process(tmp_path: Path) -> None:
-    (tmp_path / "portraits.py").write_text(MINE.replace("NAME", "portraits"))
-    settings = [
-        "plugins=[portraits]", "method=portraits", "clients=4", "clusters=2", "rounds=2", "data.rotations=2",
-        "local.steps=2", "storage=runs",
-    ]  # fmt: skip
-    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    for name, fleet in (
-        ("here", ["fleet.backend=in_process"]),
-        ("ray", ["fleet.actors=2", "fleet.dashboard=false"]),
-    ):
-        command = [sys.executable, "-c", "from archipelago.cli.main import command_line; command_line()"]
-        done = subprocess.run(
-            [*command, *settings, f"name={name}", *fleet],
-            cwd=tmp_path,
-            env={**env, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-    here, ray = ((tmp_path / "runs" / name / "metrics.csv").read_bytes() for name in ("here", "ray"))
-    assert b"spread" in here and here == ray
-
-
 def test_client_view_of_a_plugin_clusters_in_this_process(
     tmp_path: Path, own_entries: None, monkeypatch: Any
 ) -> None:
-    (tmp_path / "portraits_here.py").write_text(MINE.replace("NAME", "portraits_here"))
+    (tmp_path / "portraits_here.py").write_text(PORTRAITS.replace("NAME", "portraits_here"))
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = ("plugins=[portraits_here]", "method=portraits_here")
     one, two = session_of(*settings), session_of(*settings, blocks=[[3], [7, 0, 1, 2, 4, 5, 6]])

@@ -14,6 +14,7 @@ import pytest
 from archipelago.core.errors import UserError
 from lightning_modules.engines import ENGINES
 from lightning_modules.networks import NETWORKS
+from tests.actors.test_client_views import PORTRAITS
 from tests.support.errors import refused
 from tests.support.experiments import config_of, outcome, run, session_of
 
@@ -150,11 +151,15 @@ def test_network_that_makes_no_module_is_refused_with_a_sentence(mine: str) -> N
 
 
 @pytest.mark.ray
-def test_third_party_engine_and_network_on_ray_give_the_bits_of_this_process(tmp_path: Path) -> None:
+def test_third_party_engine_network_and_client_view_on_ray_give_the_bits_of_this_process(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mine_on_ray.py").write_text(MINE.replace("NAME", "wide_on_ray"))
+    (tmp_path / "portraits.py").write_text(PORTRAITS.replace("NAME", "portraits"))
     settings = [
         "local.engine=mine_on_ray.ClippingEngine", "local.norm_limit=0.5", "model=mine_on_ray.two_layers",
-        "method=ifca", "clients=4", "clusters=2", "rounds=2", "local.steps=2", "storage=runs",
+        "plugins=[portraits]", "method=portraits", "clients=4", "clusters=2", "rounds=2", "data.rotations=2",
+        "local.steps=2", "storage=runs",
     ]  # fmt: skip
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     for name, fleet in (
@@ -171,7 +176,7 @@ def test_third_party_engine_and_network_on_ray_give_the_bits_of_this_process(tmp
         )
         assert done.returncode == 0, done.stderr
     here, ray = ((tmp_path / "runs" / name / "metrics.csv").read_text() for name in ("here", "ray"))
-    assert here.splitlines()[-1].split(",")[0] == "2"
+    assert here.splitlines()[-1].split(",")[0] == "2" and "spread" in here.splitlines()[0]
     assert _without_seconds(here) == _without_seconds(ray)
 
 
