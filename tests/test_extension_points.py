@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -114,8 +115,7 @@ ALLOWED = {
     ("lightning_modules/flat.py", "engine", "local.engine=trainer"): "an example of a remedy",
 }
 # Data about papers: which row of a paper's table a run belongs to is told by the settings and metrics of that paper.
-PAPERS = {"archipelago/reports/published.py": ("method", "add-on", "data set", "partition", "model", "metric",
-                                               "optimizer", "server optimizer", "aggregation rule")}  # fmt: skip
+PAPERS = {"archipelago/reports/published.py": ("method", "add-on", "data set", "partition", "model", "metric", "aggregation rule")}  # fmt: skip
 
 
 def defined(entry: Entry[Any]) -> Any:
@@ -179,9 +179,12 @@ def source_of(path: Path) -> str:
 
 
 @cache
-def read(source: str) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-    tree = ast.parse(source)
-    return list(texts(tree)), list(identifiers(tree))
+def read(source: str) -> tuple[list[tuple[int, str]], dict[str, list[int]]]:
+    """Texts with their lines, and the lines of every name."""
+    tree, names = ast.parse(source), defaultdict(list)
+    for line, name in identifiers(tree):
+        names[name].append(line)
+    return list(texts(tree)), names
 
 
 def mentions(source: str, kind: str, entry: Entry[Any]) -> Iterator[tuple[int, str]]:
@@ -200,7 +203,7 @@ def mentions(source: str, kind: str, entry: Entry[Any]) -> Iterator[tuple[int, s
     known = defined(entry)
     if own or (isinstance(known, type) and (kind, entry.name) not in AMBIGUOUS):
         code = {known.__name__, known.__module__} if own else {known.__name__}
-        yield from ((line, each) for line, each in names if each in code)
+        yield from ((line, each) for each in code for line in names.get(each, ()))
 
 
 def allowed(file: str, kind: str, text: str) -> bool:
