@@ -115,7 +115,11 @@ ALLOWED = {
     ("lightning_modules/flat.py", "engine", "local.engine=trainer"): "an example of a remedy",
 }
 # Data about papers: which row of a paper's table a run belongs to is told by the settings and metrics of that paper.
-PAPERS = {"archipelago/reports/published.py": ("method", "add-on", "data set", "partition", "model", "metric", "aggregation rule")}  # fmt: skip
+PAPERS = {
+    "archipelago/reports/published.py": (
+        "method", "add-on", "data set", "partition", "model", "metric", "aggregation rule",
+    )
+}  # fmt: skip
 
 
 def defined(entry: Entry[Any]) -> Any:
@@ -140,29 +144,29 @@ def built_in() -> list[tuple[str, Entry[Any]]]:
     return found
 
 
-def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def texts(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, text) of every string that is no docstring and in no setting's declaration; comments are no part."""
     scopes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     documents = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, scopes) and node.body and isinstance(node.body[0], ast.Expr)
     }
     declared = {
         id(each)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setting"
         for each in ast.walk(node)
     }
     aside = documents | declared
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in aside:
             yield node.lineno, node.value
 
 
-def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def identifiers(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, name) of whatever is imported or referred to by name, modules in full."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name):
             yield node.lineno, node.id
         elif isinstance(node, ast.ImportFrom):
@@ -181,10 +185,10 @@ def source_of(path: Path) -> str:
 @cache
 def read(source: str) -> tuple[list[tuple[int, str]], dict[str, list[int]]]:
     """Texts with their lines, and the lines of every name."""
-    tree, names = ast.parse(source), defaultdict(list)
-    for line, name in identifiers(tree):
+    nodes, names = list(ast.walk(ast.parse(source))), defaultdict(list)
+    for line, name in identifiers(nodes):
         names[name].append(line)
-    return list(texts(tree)), names
+    return list(texts(nodes)), names
 
 
 def mentions(source: str, kind: str, entry: Entry[Any]) -> Iterator[tuple[int, str]]:
@@ -214,8 +218,9 @@ def allowed(file: str, kind: str, text: str) -> bool:
 
 def outside(kind: str, entry: Entry[Any]) -> Iterator[tuple[str, int, str]]:
     """(file, line, text) of every place outside its own file that knows an entry; a package imports its own."""
+    own = own_file(entry)
     for path in FILES:
-        if path != own_file(entry) and path.name != "__init__.py":
+        if path != own and path.name != "__init__.py":
             for line, text in mentions(source_of(path), kind, entry):
                 yield path.relative_to(ROOT).as_posix(), line, text
 
