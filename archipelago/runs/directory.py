@@ -38,7 +38,13 @@ from archipelago.core import vocabulary
 from archipelago.core.causes import sentence_of
 from archipelago.core.errors import RunFailure, UserError
 from archipelago.core.files import complete_lines, sync_folder, whole_file, write_whole
-from archipelago.core.own_files import is_own_file, numbered_files, refuse_links, remove_own_files
+from archipelago.core.own_files import (
+    is_own_file,
+    kept_logger_files,
+    numbered_files,
+    refuse_links,
+    remove_own_files,
+)
 from archipelago.runs import identity
 from archipelago.runs.checkpoints import (
     StoredParts,
@@ -288,8 +294,9 @@ class RunDirectory:
             for number, record in numbered_files(other / "records"):
                 if number <= round:
                     _copy(record, self.path / "records" / record.name)
-            if (other / "tensorboard").is_dir():  # what is later is purged by its own logger
-                shutil.copytree(other / "tensorboard", self.path / "tensorboard", dirs_exist_ok=True)
+            for name in kept_logger_files(other):  # what is later, its logger purges
+                (self.path / name).parent.mkdir(exist_ok=True)
+                _copy(other / name, self.path / name)
             self.truncate(round)
         except (UserError, ValueError, OSError) as error:
             for name in _TABLES:
