@@ -1,7 +1,7 @@
 """The compiled engine beside PyTorch on one thread: steps, forward passes, IFCA's losses, and workload W.
 
-The torch side is the honest one: images normalised beforehand and in the memory format channels_last, which is its faster
-one, for images of one channel as well (`pixel_by_pixel`); torch takes the best instruction set of the processor in both cases.
+The torch side is the honest one: images normalised beforehand and in the memory format channels_last, which is its
+faster one, for images of one channel as well (`pixel_by_pixel`); torch takes the best instructions of the processor.
 The compiled side pays for everything: bytes are gathered and normalised in every step. Small measurements are processor
 time, the least of many, so that other work on the machine does not count; workload W is seconds of rounds in turn, as
 in `workload_w`. With AVX-512, both builds are measured: the results have the same bits.
