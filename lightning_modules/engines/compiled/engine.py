@@ -42,17 +42,28 @@ class CompiledEngine(Engine):
         self.loop = LoopEngine(model, samples)
         self.network: NetworkPlan | None = None
         self._passes: Passes | None = None
+        self._ran: set[str] = set()
         try:
             self._shape = tuple(samples.raw().x.shape[1:])
             self.network = covered(model, self._shape)
         except NotCovered as reason:
             self._leave_to_loop(str(reason))
             return
-        build_in_background()
+        self.begin()
         model.forward_pass = self.outputs
+
+    @classmethod
+    def begin(cls) -> None:
+        """Compile the kernels where they are not there yet."""
+        build_in_background()
+
+    def ran(self) -> set[str]:
+        """Its own name, "loop", both, or (nothing was trained yet) neither."""
+        return set(self._ran)
 
     def _leave_to_loop(self, reason: str) -> None:
         self.network = None
+        self._ran.add("loop")
         self.model.forward_pass = None
         self.notes.append(f"local.engine=compiled falls back to loop: {reason}.")
 
@@ -84,7 +95,9 @@ class CompiledEngine(Engine):
         if reason:
             note = f"local.engine=compiled left a client to loop: {reason}."
             self.notes += [] if note in self.notes else [note]
+            self._ran.add("loop")
             return self.loop.train_one(job)
+        self._ran.add(self.name)
         update.begin(job.optimizer_state)
         model = passes.model(job.start).copy()
         total = self._steps(job, passes, update, model)
