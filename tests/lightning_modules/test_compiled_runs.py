@@ -1,13 +1,14 @@
 """Whole experiments with the compiled engine: any layout, any method, recorded with the run and told by reports."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from archipelago import open_run
 from archipelago.experiments.callbacks import CallbackFailure
-from archipelago.experiments.runner import resume, run_experiment
+from archipelago.experiments.runner import Drive, resume, run_experiment
 from archipelago.reports.groups import make_groups
 from archipelago.reports.tables import build_tables
 from archipelago.runs.sweeps import find_trials
@@ -109,9 +110,9 @@ def test_a_run_records_the_engines_that_trained_not_the_one_that_was_asked_for(t
 
     events = {}
     paths = {
-        "compiled": made("a", "ifca", fails=[False]),
-        "loop": made("b", "fedavg", fails=[True]),
-        "compiled and loop": made("c", "fesem", "fleet.actors=2", fails=[False, True]),
+        "compiled": made("a", "ifca", "rounds=1", fails=[False]),
+        "loop": made("b", "fedavg", "rounds=1", fails=[True]),
+        "compiled and loop": made("c", "fesem", "rounds=1", "fleet.actors=2", fails=[False, True]),
     }
     for engines, path in paths.items():
         assert recorded(path)["engine"] == engines and f"engine {engines}," in recorded(path)["sentence"]
@@ -123,11 +124,24 @@ def test_a_run_records_the_engines_that_trained_not_the_one_that_was_asked_for(t
     assert "compiled: IFCA; compiled and loop: FeSEM; loop: FedAvg" in note
 
     with pytest.raises(CallbackFailure):
-        made("d", "ifca", "checkpoint.every=1", fails=[True], callbacks=[StopAfter(2)])
+        made("d", "ifca", "rounds=3", "checkpoint.every=1", fails=[True], callbacks=[StopAfter(2)])
     resume(tmp_path / "d", quiet=True)
     assert recorded(tmp_path / "d")["engine"] == "loop"
     (event,) = [text for text in open_run(tmp_path / "d").events["text"] if "from here on" in text]
     assert "engine compiled" in event.partition("before")[0] and "engine loop" in event.partition("before")[2]
+
+
+def test_kernels_are_asked_for_before_anything_else_starts(tmp_path, monkeypatch):
+    happened, covered, begin = [], compiled_engine.covered, compiled_engine.CompiledEngine.begin
+    monkeypatch.setattr(
+        compiled_engine, "covered", lambda *given: happened.append("an engine is made") or covered(*given)
+    )
+    monkeypatch.setattr(Drive, "_ray", lambda experiment: happened.append("Ray starts") or nullcontext(""))
+    monkeypatch.setattr(
+        compiled_engine.CompiledEngine, "begin", classmethod(lambda cls: happened.append("begin") or begin())
+    )
+    run_experiment(config_of("method=fedavg", *COMPILED, f"storage={tmp_path}", "rounds=1"), quiet=True)
+    assert happened[:3] == ["begin", "Ray starts", "an engine is made"]
 
 
 def test_a_client_that_is_left_to_the_loop_is_recorded():
