@@ -118,7 +118,7 @@ class Server:
         seconds = dict(fleet.seconds)
         events += fleet.commit()
         seconds["round"] = time.perf_counter() - started
-        self.report = replace(report, timings=seconds, events=events)
+        self.report = replace(report, timings=seconds, events=events, engines=frozenset(fleet.engines))
         return self.report
 
     def _clustering(self, before: npt.NDArray[np.int64] | None, round: int) -> dict[str, Any]:

@@ -51,6 +51,7 @@ from archipelago.runs.identity import identity_of
 from archipelago.runs.status import check_is_run
 from archipelago.runs.trees import DamagedFile, read_arrays
 from archipelago.runs.trust import check_trust, remember
+from lightning_modules.engines import engine_entry
 
 if TYPE_CHECKING:
     from archipelago.runs.storage import Mirror
@@ -234,6 +235,7 @@ class Drive:
         run.round, run.resumed = done, resumed
         self._losses = 0
         with ExitStack() as stack:
+            engine_entry(self.config.local.engine, "cpu").value.begin()
             run.where = stack.enter_context(self._ray())
             if self.config.fleet.backend == "ray" and self.data is None:
                 self.plan, self.data = self.plan.in_object_store()
