@@ -18,6 +18,8 @@ from archipelago.runs.format import SWEEP_FORMAT
 from archipelago.runs.lease import Lease
 from archipelago.runs.lock import FolderLock
 from archipelago.runs.storage import is_address, join, read_text, remove_file, write_text
+from archipelago.runs.sweep_identity import FILE as IDENTITY
+from archipelago.runs.sweep_identity import check_sweep_identity, is_identity, write_identity
 from archipelago.runs.sweeps import WAITING, Row, identity_of_sweep, is_sweep, read_rows, read_sweep
 from archipelago.runs.trust import remember
 from archipelago.sweeps.config import Sweep, Trial, sweep_from
@@ -35,9 +37,10 @@ def absolute(address: str) -> str:
 
 
 def _is_begun(path: Path) -> bool:
-    """Whether `trials.csv`, if there is one, is that of a sweep."""
+    """Whether `trials.csv` and `identity.json`, if they are there, are those of a sweep."""
     text = read_text(str(path / "trials.csv"))
-    return text is None or text.startswith(",".join(field.name for field in fields(Row)))
+    begins = text is None or text.startswith(",".join(field.name for field in fields(Row)))
+    return begins and is_identity(read_text(str(path / IDENTITY)))
 
 
 def _refuse_sweep(address: str) -> None:
@@ -69,8 +72,8 @@ class SweepDirectory:
         _refuse_sweep(address)
         if not is_address(address):
             path = Path(address)
-            # A kill in the middle of this leaves these two, which hold nothing.
-            begun = {"trials.csv", ".lock"}
+            # A kill in the middle of this leaves these, which hold nothing.
+            begun = {"trials.csv", IDENTITY, ".lock"}
             others = path.is_dir() and ({each.name for each in path.iterdir()} - begun or not _is_begun(path))
             if path.exists() and (not path.is_dir() or others):
                 raise UserError(
@@ -88,7 +91,9 @@ class SweepDirectory:
             made.write()
             declares = {"population": sweep.scheduler.exchanges}
             document = {"format": SWEEP_FORMAT, **sweep.document, "declares": declares}
-            write_text(join(address, "sweep.yaml"), OmegaConf.to_yaml(OmegaConf.create(document)))
+            text = OmegaConf.to_yaml(OmegaConf.create(document))
+            write_identity(address, text)
+            write_text(join(address, "sweep.yaml"), text)
             remember(identity_of_sweep(document), code_of(document))
         except BaseException:
             made.close()
@@ -99,6 +104,7 @@ class SweepDirectory:
     def open(cls, address: str) -> SweepDirectory:
         """A sweep that an earlier process created."""
         content = read_sweep(address)
+        check_sweep_identity(address)
         if not is_address(address):
             runs = [row.run for row in read_rows(address) if row.run]
             for name in (".lock", ".tune", "report", "runs", *runs):
@@ -150,7 +156,7 @@ class SweepDirectory:
     def discard(self) -> None:
         """Remove a sweep of which no trial has begun, so that its name is free again."""
         if not any(row.run for row in self.rows.values()):
-            for name in ("sweep.yaml", "trials.csv", ".lock"):
+            for name in ("sweep.yaml", "trials.csv", IDENTITY, ".lock"):
                 remove_file(join(self.address, name))
         self.close()
         if not is_address(self.address):
