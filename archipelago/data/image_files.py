@@ -144,6 +144,7 @@ class CelebaOptions(ImageSizeOptions, AttributeOptions):
     fetch=_celeba_fetch,
     seeded=False,
     owners=True,
+    reads=("mapped", "cache", "test_fraction"),
 )
 def celeba(settings: DataSettings, options: CelebaOptions, seed: int) -> Dataset:
     """Owners are the persons; `data.test_fraction` of each person's photographs is held out (FeSEM, LEAF).
@@ -221,6 +222,7 @@ def _tiny_fetch(settings: DataSettings) -> Path:
     files=lambda settings: _tiny_files(settings)[:1] + _tiny_files(settings)[2:],
     fetch=_tiny_fetch,
     seeded=False,
+    reads=("mapped", "cache"),
 )
 def tiny_imagenet(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """Train = the training part, test = the validation part (the official test part has no labels)."""
@@ -327,6 +329,7 @@ class ImageFolderOptions(ImageSizeOptions):
     present=lambda settings: str(root_of(settings)) if _class_folders(settings) else None,
     files=lambda settings: _folders(root_of(settings), settings) if _class_folders(settings) else [],
     seeded=False,
+    reads=("mapped", "cache", "test_fraction"),
 )
 def image_folder(settings: DataSettings, options: ImageFolderOptions, seed: int) -> Dataset:
     """As torchvision's ImageFolder finds them. Without a test part, `data.test_fraction` is held out.

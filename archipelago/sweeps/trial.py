@@ -300,7 +300,7 @@ def _fleet(config: ExperimentSettings, actors: int) -> Any:
         # After that the placement itself may be gone, and Tune finds another one.
         restarts = min(config.fleet.restarts, TRIES)
         return dataclasses.replace(config.fleet, backend="ray", restarts=restarts)
-    return dataclasses.replace(config.fleet, backend="in_process", actors=None, clients_per_actor=None)
+    return type(config.fleet)(backend="in_process", gpus=config.fleet.gpus)  # nothing else is read there
 
 
 def _metrics(round: int, metrics: Mapping[str, Any], metric: str | None) -> dict[str, Any]:
