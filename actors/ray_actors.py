@@ -19,7 +19,8 @@ from actors.copies import SERVER, Copies
 from actors.fleet import Fleet
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
-from actors.server import Server, ServerSetup
+from actors.server import Server
+from actors.server_setup import ServerSetup
 from actors.shards import HeldStates, read_where_it_is
 from actors.team import Team
 from actors.watchdog import Watchdog

@@ -23,7 +23,7 @@ from actors.plan import Checkpoint, Mended, Place, Plan, Session, Snapshot
 from actors.ray_errors import ActorsLost, SurfacedErrors
 from actors.rebalancing import Rebalancing
 from actors.reports import RoundReport
-from actors.server import ServerSetup
+from actors.server_setup import ServerSetup
 from actors.shards import ActorShard, states_of
 from actors.team import Team
 from actors.watchdog import SERVER, Member, Watchdog, say_in_log

@@ -28,7 +28,8 @@ from lightning_modules.engines.stacked.batched import (
 from lightning_modules.engines.stacked.optimizers import SlabOptimizer, Slabs
 from lightning_modules.engines.stacked.probe import probe
 from lightning_modules.engines.stacked.samples import DeviceSamples
-from lightning_modules.engines.stacked.training import Outcome, StackedTraining, Work
+from lightning_modules.engines.stacked.training import StackedTraining
+from lightning_modules.engines.stacked.work import Outcome, Work
 from lightning_modules.flat import FlatModel, tensor_of
 from lightning_modules.samples import Samples
 
