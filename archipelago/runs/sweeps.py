@@ -18,6 +18,7 @@ from archipelago.runs.files import RunFiles, read_yaml
 from archipelago.runs.format import DOCUMENT, SWEEP_FORMAT, TRIALS, upgraded_sweep
 from archipelago.runs.status import is_run
 from archipelago.runs.storage import join, read_text, write_text
+from archipelago.runs.sweep_identity import write_identity
 
 WAITING, RUNNING, FINISHED, STOPPED, FAILED = "waiting", "running", "finished", "stopped", "failed"
 DAMAGED = "left out"  # in reports: its files cannot be read
@@ -93,11 +94,13 @@ def write_rows(address: str, rows: Iterable[Row]) -> None:
 
 
 def write_sweep(address: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Write `sweep.yaml` of a document as a sweep makes it; what is in the file."""
+    """Write `sweep.yaml` of a document as a sweep makes it, and its identity; what is in the file."""
     from omegaconf import OmegaConf
 
     whole = {"format": SWEEP_FORMAT, **document}
-    write_text(join(address, DOCUMENT), OmegaConf.to_yaml(OmegaConf.create(whole)))
+    text = OmegaConf.to_yaml(OmegaConf.create(whole))
+    write_identity(address, text)
+    write_text(join(address, DOCUMENT), text)
     return whole
 
 

@@ -13,7 +13,9 @@ from archipelago.experiments.given import code_of
 from archipelago.runs.format import DOCUMENT, TRIALS
 from archipelago.runs.lease import Lease
 from archipelago.runs.lock import FolderLock
-from archipelago.runs.storage import is_address, join, remove_file
+from archipelago.runs.storage import is_address, join, read_text, remove_file
+from archipelago.runs.sweep_identity import FILE as IDENTITY
+from archipelago.runs.sweep_identity import check_sweep_identity, is_identity
 from archipelago.runs.sweeps import (
     WAITING,
     Row,
@@ -38,6 +40,11 @@ def sweep_address(sweep: Sweep) -> str:
 def absolute(address: str) -> str:
     """The same address for a process in another folder or on another node."""
     return address if is_address(address) else str(Path(address).expanduser().resolve())
+
+
+def _is_begun(path: Path) -> bool:
+    """Whether `trials.csv` and `identity.json`, if they are there, are those of a sweep."""
+    return is_begun(path) and is_identity(read_text(str(path / IDENTITY)))
 
 
 def _refuse_sweep(address: str) -> None:
@@ -69,9 +76,9 @@ class SweepDirectory:
         _refuse_sweep(address)
         if not is_address(address):
             path = Path(address)
-            # A kill in the middle of this leaves these two, which hold nothing.
-            begun = {TRIALS, ".lock"}
-            others = path.is_dir() and ({each.name for each in path.iterdir()} - begun or not is_begun(path))
+            # A kill in the middle of this leaves these, which hold nothing.
+            begun = {TRIALS, IDENTITY, ".lock"}
+            others = path.is_dir() and ({each.name for each in path.iterdir()} - begun or not _is_begun(path))
             if path.exists() and (not path.is_dir() or others):
                 raise UserError(
                     f"{address} is taken by something that is no sweep; choose another with name=...",
@@ -96,6 +103,7 @@ class SweepDirectory:
     def open(cls, address: str) -> SweepDirectory:
         """A sweep that an earlier process created."""
         content = read_sweep(address)
+        check_sweep_identity(address)
         if not is_address(address):
             runs = [row.run for row in read_rows(address) if row.run]
             for name in (".lock", ".tune", "report", "runs", *runs):
@@ -139,7 +147,7 @@ class SweepDirectory:
     def discard(self) -> None:
         """Remove a sweep of which no trial has begun, so that its name is free again."""
         if not any(row.run for row in self.rows.values()):
-            for name in (DOCUMENT, TRIALS, ".lock"):
+            for name in (DOCUMENT, TRIALS, IDENTITY, ".lock"):
                 remove_file(join(self.address, name))
         self.close()
         if not is_address(self.address):
