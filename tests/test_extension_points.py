@@ -275,3 +275,32 @@ def test_allowed_and_ambiguous_mentions_are_all_needed() -> None:
     for file, kinds in PAPERS.items():
         assert set(kinds) <= {kind for kind, _, name, _, _ in found if name == file}
     assert set(AMBIGUOUS) <= {(kind, entry.name) for kind, entry in built_in()}
+
+
+def test_built_in_method_data_set_engine_or_logger_is_one_file(tmp_path: Path) -> None:
+    """A file that is put into the package's folder is found, in a copy of the package: nothing lists it."""
+    import shutil
+    import subprocess
+
+    for package in ("actors", "archipelago", "lightning_modules"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    files = {
+        "archipelago/strategies/added.py": "from archipelago.strategies.base import METHODS\n"
+        "from archipelago.strategies.fedavg import FedAvg\n\n\n"
+        "@METHODS.register('added', 'a method')\nclass Added(FedAvg):\n    pass\n",
+        "archipelago/data/added.py": "from archipelago.data.datasets import dataset\n\n\n"
+        "@dataset('added', 'a data set')\ndef added(settings, options, seed):\n    pass\n",
+        "lightning_modules/engines/added.py": "from lightning_modules.engines.base import ENGINES, Engine\n\n\n"
+        "@ENGINES.register('added', 'an engine')\nclass Added(Engine):\n    pass\n",
+        "archipelago/experiments/loggers/added.py": "from archipelago.experiments.loggers.base import LOGGERS\n\n\n"
+        "@LOGGERS.register('added', 'a logger')\ndef added(run):\n    pass\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    code = (
+        "from archipelago.core.plugins import load_built_in\nfrom archipelago.core.registry import REGISTRIES\n"
+        "load_built_in()\nprint(*sorted(kind for kind, known in REGISTRIES.items() if 'added' in known), sep=',')"
+    )
+    done = subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"],
+                          cwd=tmp_path, capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert done.stdout.strip() == "data set,engine,logger,method", done.stderr
