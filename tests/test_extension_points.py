@@ -115,7 +115,11 @@ ALLOWED = {
     ("lightning_modules/flat.py", "engine", "local.engine=trainer"): "an example of a remedy",
 }
 # Data about papers: which row of a paper's table a run belongs to is told by the settings and metrics of that paper.
-PAPERS = {"archipelago/reports/published.py": ("method", "add-on", "data set", "partition", "model", "metric", "aggregation rule")}  # fmt: skip
+PAPERS = {
+    "archipelago/reports/published.py": (
+        "method", "add-on", "data set", "partition", "model", "metric", "aggregation rule",
+    )
+}  # fmt: skip
 
 
 def defined(entry: Entry[Any]) -> Any:
