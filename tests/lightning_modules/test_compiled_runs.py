@@ -101,9 +101,7 @@ def recorded(path):
 
 def test_a_run_records_the_engines_that_trained_not_the_one_that_was_asked_for(tmp_path, monkeypatch):
     def made(name, method, *more, fails, **extra):
-        config = config_of(
-            f"method={method}", *COMPILED, f"storage={tmp_path}", f"name={name}", "rounds=2", *more
-        )
+        config = config_of(f"method={method}", *COMPILED, f"storage={tmp_path}", f"name={name}", *more)
         with monkeypatch.context() as patch:
             without_kernels(patch, fails)
             return run_experiment(config, quiet=True, **extra)
