@@ -1,7 +1,7 @@
 """Runs across real hosts: a network between them, folders of their own, and whatever can happen to one of them.
 
-`make check-hosts` runs them all (root and `ip netns` needed): a minute or two each, which is more than CI has. It runs the
-first one.
+`make check-hosts` runs them all (root and `ip netns` needed): a minute or two each, which is more than CI
+has. It runs the first one.
 """
 
 from __future__ import annotations
