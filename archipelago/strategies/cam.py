@@ -38,9 +38,10 @@ How the two parts take turns
     option  cam.schedule=simultaneous|alternating|global_first|global_first_aggregated
 Warm-up
     paper   FedAvg for Theta_g under loss-based bases, local training under the others
-    here    local training under every base: it finds the groups. It also leaves the shared part little to learn, and a
-            run then says that it is dead (`results/best-composition.md`); with `shared` and `kmeans` both parts live
-    option  cam.warm=base|shared|clusters, cam.first=kmeans, cam.warmup
+    here    FedAvg for Theta_g under every base, until K-means finds the same groups twice in a row in what clients
+            learn, 0.3 of the rounds at most: these are the first clusters, and both parts live
+            (`results/cam-defaults.md`)
+    option  cam.warm=base|local|clusters, cam.warmup, cam.first=kmeans
 K-means
     paper   counts samples, (10)
     code    counts clients under FeSEM
@@ -96,13 +97,13 @@ class CAMOptions:
         choices=("simultaneous", "global_first", "global_first_aggregated", "cluster_first", "alternating"),
     )
     warmup: float | None = setting(
-        0.3,
+        None,
         "share of the rounds that warms one part up; auto: the shared part until K-means finds the same groups twice "
         "in a row in what clients learn, another part always, at most 0.3",
         at_least=0, below=1, auto=True,
     )  # fmt: skip
     warm: str = setting(
-        "local",
+        "shared",
         "what the warm-up trains: the shared part (shared), the clients' own models, then K-means (local), the base "
         "alone (clusters); base: the paper's, shared under bases that assign by loss, local under the others",
         choices=("base", "shared", "local", "clusters"),
@@ -149,7 +150,7 @@ class CAM(Addon[ClusteredModels]):
     per_client: ClassVar[dict[str, float]] = {"found": UNASSIGNED}
     shared: Vector
     ended: int | None = None  # warmup=auto: its last round, once the groups were found
-    found: Indices  # warmup=auto: the groups of each client's last round of warm-up
+    found: Indices  # warmup=auto: every client's group in its last round of warm-up
 
     @classmethod
     def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
@@ -265,16 +266,20 @@ class CAM(Addon[ClusteredModels]):
     # --- the first clusters -----------------------------------------------------------------------------
 
     def unclustered(self, base: ClusteredModels) -> bool:
-        """Whether clients have no clusters yet, and K-means is to find the first ones."""
+        """Whether clients have no clusters yet, and K-means on models from one start finds the first ones."""
         assert base.assignment is not None
-        by_kmeans = self.options.first == "kmeans" or self.watches(base)
-        return base.by_loss and by_kmeans and bool((base.assignment == UNASSIGNED).all())
+        by_kmeans = self.watches(base) or (base.by_loss and self.options.first == "kmeans")
+        return by_kmeans and bool((base.assignment == UNASSIGNED).all())
 
     def first_clusters(self, base: ClusteredModels, fleet: FleetView) -> Indices:
         """K-means on what clients learn from one common start, so that no cluster wins by its random draw."""
-        alike = np.zeros(len(fleet.ids), np.int64)
-        theta = fleet.train(start=base.clusters[alike], on_top_of=base.underlay, slot="first", fresh=True)
-        return self.cluster(base, fleet, theta)
+        common = np.zeros(len(fleet.ids), np.int64)
+        theta = fleet.train(start=base.clusters[common], on_top_of=base.underlay, slot="first", fresh=True)
+        c = self.found[fleet.ids]  # in the warm-up, twice
+        if self.ended is None or (c[theta.arrived] == UNASSIGNED).any():
+            return self.cluster(base, fleet, theta)
+        base.update(fleet, theta, np.where(theta.arrived, c, UNASSIGNED))
+        return np.maximum(c, 0)
 
     def cluster(self, base: ClusteredModels, fleet: FleetView, theta: Handle) -> Indices:
         """Warm clusters of the clients' models, for bases that have no such rule themselves."""
