@@ -46,6 +46,9 @@ from archipelago.strategies.updates import check_networks
 JUDGED = 500  # clients whose distances and labels judge a clustering: all pairs of them are compared
 
 
+LabelCounts = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # clients, and their (n, classes) samples
+
+
 @dataclass(frozen=True)
 class ServerStage:
     """What holds from a round on, where data changes during a run."""
@@ -54,6 +57,7 @@ class ServerStage:
     sizes: npt.NDArray[np.int64]
     groups: npt.NDArray[np.int64]  # ground truth, -1 of clients that are away
     present: npt.NDArray[np.bool_]
+    label_counts: LabelCounts | None = None  # as `ServerSetup.label_counts`, from this round on
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,7 @@ class ServerSetup:
     attack: AttackSettings = field(default_factory=AttackSettings)
     attackers: tuple[int, ...] = ()
     one_class: npt.NDArray[np.bool_] | None = None  # clients that train on one class; None without classes
-    label_counts: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = (
-        None  # of some clients, see `_judged`
-    )
+    label_counts: LabelCounts | None = None  # of some clients, see `_judged`
     levels: npt.NDArray[np.int64] | None = None  # (levels, clients) nested ground-truth groups
     distributions: int = 0  # ground-truth distributions with held-out samples
     compared_rounds: tuple[int, ...] = ()  # after which client models are written down
@@ -110,6 +112,11 @@ class ServerSetup:
         drawn_by = self.seed if self.partition_seed is None else self.partition_seed
         return held_out(self.clients, self.holdout_clients, drawn_by)
 
+    def since(self, round: int) -> int:
+        """The first round that had the data of this one."""
+        stage = self.stage(round)
+        return 1 if stage is None else stage.round
+
     def _known_groups(self) -> npt.NDArray[np.int64] | None:
         """Every ground-truth group that there ever is."""
         tables = [stage.groups for stage in self.stages] or ([] if self.groups is None else [self.groups])
@@ -133,6 +140,7 @@ class ServerSetup:
             rates=Rates(self.local, self.rounds),
             groups=self.groups,
             truth=self.truth,
+            since=self.since,
             new_clients=self.held_out,
             adoption=self.adoption,
             known_groups=self._known_groups(),
@@ -249,7 +257,9 @@ class Server:
         spread = np.unique(np.linspace(0, len(self.population) - 1, JUDGED).astype(np.int64))
         compared = self.method.proximity(self.population[spread])
         found = {} if compared is None or not len(compared[0]) else {"distances": compared}
-        return found if self.setup.label_counts is None else {**found, "labels": self.setup.label_counts}
+        stage = self.setup.stage(round)
+        counts = self.setup.label_counts if stage is None else stage.label_counts
+        return found if counts is None else {**found, "labels": counts}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold of the server."""

@@ -17,6 +17,7 @@ from archipelago.strategies import (  # noqa: F401  (importing a method register
     feddrift,
     fedem,
     fedgroup,
+    fedgwc,
     fednova,
     fedper,
     fedprox,
