@@ -23,7 +23,7 @@ from actors.plan import Checkpoint, Mended, Place, Plan, Session, Snapshot
 from actors.ray_errors import ActorsLost, SurfacedErrors
 from actors.rebalancing import Rebalancing
 from actors.reports import RoundReport
-from actors.server import ServerSetup
+from actors.server_setup import ServerSetup
 from actors.shards import ActorShard, states_of
 from actors.team import Team
 from actors.watchdog import SERVER, Member, Watchdog, say_in_log
@@ -70,6 +70,7 @@ class RaySession:
         self.devices: list[BlockDevice] = []
         self.members: dict[Any, Member] = {}
         self.epoch = 0
+        self._engines: set[str] = set()  # that trained
         try:
             if place is not None:
                 count, sized, self._idle = min(place.actors, len(plan.clients)), plan.sized([]), ""
@@ -268,6 +269,7 @@ class RaySession:
             grown = self.growth.between_rounds(round - 1)
             running = self.server.run_round.remote(round)
             report: RoundReport = self.watchdog.follow(running, self.server.progress.remote)
+            self._engines |= report.engines
             if self._rebalancing is not None:
                 report = self._rebalanced(report, self._rebalancing)
             return replace(report, events=[grown, *report.events]) if grown else report
@@ -354,7 +356,7 @@ class RaySession:
 
     def compute(self) -> Compute:
         """What the clients compute on."""
-        return compute_of(self.devices, self.gpus, self.plan.block.precision, self._idle)
+        return compute_of(self.devices, self.gpus, self.plan.block.precision, self._idle, self._engines)
 
     def begin_again(self, setup: ServerSetup) -> None:
         """Another experiment on the same clients, from round 1: no client remembers anything."""

@@ -11,7 +11,8 @@ import numpy as np
 from actors.participation import attackers, held_out, selected
 from actors.records import compared_rounds
 from actors.requests import BlockSetup, ClientSamples
-from actors.server import JUDGED, ServerSetup, ServerStage
+from actors.server import JUDGED
+from actors.server_setup import ServerSetup, ServerStage
 from actors.session import Plan
 from archipelago.core.errors import UserError
 from archipelago.core.settings import ExperimentSettings

@@ -51,6 +51,7 @@ from archipelago.runs.identity import identity_of
 from archipelago.runs.status import check_is_run
 from archipelago.runs.trees import DamagedFile, read_arrays
 from archipelago.runs.trust import check_trust, remember
+from lightning_modules.engines import engine_entry
 
 if TYPE_CHECKING:
     from archipelago.runs.storage import Mirror
@@ -234,6 +235,7 @@ class Drive:
         run.round, run.resumed = done, resumed
         self._losses = 0
         with ExitStack() as stack:
+            engine_entry(self.config.local.engine, "cpu").value.begin()
             run.where = stack.enter_context(self._ray())
             if self.config.fleet.backend == "ray" and self.data is None:
                 self.plan, self.data = self.plan.in_object_store()
@@ -270,7 +272,7 @@ class Drive:
         newest = max((round for round, _ in checkpoints(run.path)), default=0)
         complete = run.complete_rounds()
         usable = [each for each, _ in checkpoints(run.path) if each <= complete]
-        changed = {each: "metrics.csv is not as it was written" for each in usable if not run.standing(each)}
+        changed = {each: why for each in usable if (why := run.changed(each)) is not None}
         if usable and len(changed) == len(usable):
             complete = 0
         found = latest(run.path, complete, deep=_is_small(run.path), damaged={**changed, **self._damaged})
@@ -281,6 +283,8 @@ class Drive:
                 run.note(0, f"{lost}the run starts over.")
             return 0, None
         done, parts, warnings = found
+        if lost_events := run.lost_events(done):
+            warnings = [*warnings, lost_events]
         run.truncate(done)
         if complete < newest:
             warnings = [*warnings, f"{lost}resuming from round {done}."]

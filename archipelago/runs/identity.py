@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,26 @@ def difference(run: Path, config: Mapping[str, Any], stated: str | None) -> str 
     content = {key: known[key] for key in ("settings", "partition", "format")}
     if _hash(content) != known["identity"] or stated not in (None, known["identity"]):
         return f"{FILE} is not the one that the run was made with"
-    then, now = known["settings"], _settings(config)
-    for key in dict.fromkeys([*then, *now]):
-        if key not in then or key not in now or then[key] != now[key]:
-            return f"{key} was {_shown(then, key)} and is {_shown(now, key)} in config.yaml"
+    other = first_difference(known["settings"], config)
+    if other is not None:
+        return f"{other} in config.yaml"
     if _partition(run) not in (None, known["partition"]):
         return "partition.safetensors is another one"
+    return None
+
+
+def first_difference(then: Mapping[str, Any], now: Mapping[str, Any], also: Iterable[str] = ()) -> str | None:
+    """The first setting that counts and differs, with both values; None if none does. `also` may differ as well.
+
+    >>> first_difference({"local": {"lr": 0.1}, "name": "a"}, {"local": {"lr": 0.5}, "name": "b"})
+    'local.lr was 0.1 and is 0.5'
+    """
+    before, after = _settings(then), _settings(now)
+    ignored = set(also)
+    for key in dict.fromkeys([*before, *after]):
+        same = key in before and key in after and before[key] == after[key]
+        if key not in ignored and not same and _shown(before, key) != _shown(after, key):
+            return f"{key} was {_shown(before, key)} and is {_shown(after, key)}"
     return None
 
 

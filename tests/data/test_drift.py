@@ -225,8 +225,11 @@ def test_drift_descriptors_of_absent_clients_are_asked_for_when_they_take_part()
 # Recovery
 
 
+COLUMNS = {"recovery_time": "micro_accuracy"}
+
+
 def test_recovery_time_by_hand() -> None:
-    recovery = Recovery(0.9)
+    recovery = Recovery(0.9, COLUMNS)
     accuracies = [0.5, 1.0, 0.3, None, 0.85, 0.95, 0.2]
     found = []
     for round, accuracy in enumerate(accuracies, start=1):
@@ -234,14 +237,14 @@ def test_recovery_time_by_hand() -> None:
             recovery.starts(3)
         metrics = {} if accuracy is None else {"micro_accuracy": accuracy}
         found.append(recovery.sees(round, metrics).get("recovery_time"))
-        again = Recovery(0.9)
+        again = Recovery(0.9, COLUMNS)
         again.load_state(recovery.save_state())
         recovery = again
     assert found == [None, None, None, None, None, 3, 3]  # 0.95 >= 0.9 in round 6, three after the drift
 
 
 def test_recovery_from_a_second_drift_is_measured_by_the_level_before_the_first() -> None:
-    recovery = Recovery(1.0)
+    recovery = Recovery(1.0, COLUMNS)
     recovery.sees(1, {"micro_accuracy": 0.9})
     recovery.starts(2)
     recovery.sees(2, {"micro_accuracy": 0.4})

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from archipelago import run
 from archipelago.experiments.config import load_config
 from archipelago.experiments.runner import run_experiment
 from archipelago.reports.figures_results import result_figures
@@ -272,6 +273,39 @@ def test_parts_that_fight_name_the_setting_to_change(tmp_path: Path) -> None:
         in note
         for note in table.notes
     )
+
+
+def test_parts_that_fight_are_seen_though_the_objective_falls(tmp_path: Path) -> None:
+    """The numbers of a real run: `test_a_run_whose_parts_fight_says_so` makes them."""
+    objective = [2.18, 1.83, 1.25, 0.83, 1.06, 0.75, 0.61, 0.40, 0.30, 0.25, 0.23, 0.21, 0.27, 0.28, 0.25]
+    swinging = [1.0] * 7 + [0.92, 0.72, 0.94, 0.59, 0.95, 0.47, 0.94, 0.58]
+    still, moving = [0] * 13 + [6, 6], [1] * 15
+    settling = [1 - round / 20 for round in range(15)]
+    for name, shared, changed, expected in (
+        ("a", swinging, still, 1),
+        ("b", swinging, moving, 0),
+        ("c", settling, still, 0),
+        ("d", [0.5, 0.52] * 7 + [0.5], still, 0),  # noise of batches
+    ):
+        metrics = {"part_shared_variance": shared, "federated_objective": objective, "changed": changed}
+        path = write_run(tmp_path / name, method="ifca+cam", accuracy=FLAT[:15], metrics=metrics,
+                         config={"cam": {"schedule": "simultaneous"}})  # fmt: skip
+        found = fights(RunFiles(path))
+        assert len(found) == expected
+        assert not found or "28 % of the variance" in found[0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("schedule, said", [("simultaneous", True), ("cluster_first", False)])
+def test_a_run_whose_parts_fight_says_so(tmp_path: Path, schedule: str, said: bool) -> None:
+    run(
+        method="ifca+cam", clusters=4, clients=20, data={"name": "digits", "rotations": 4}, rounds=15,
+        local={"lr": 0.05}, cam={"schedule": schedule, "warm": "base"}, fleet={"backend": "in_process"},
+        storage=str(tmp_path), name="run",
+    )  # fmt: skip
+    sentences = (tmp_path / "run" / "summary.md").read_text()
+    assert ("The parts fight" in sentences) == said
+    assert bool(fights(RunFiles(tmp_path / "run"))) == said
 
 
 def test_runs_of_cam_measure_their_parts(real: Path) -> None:

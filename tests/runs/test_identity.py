@@ -50,7 +50,7 @@ def test_identity_is_one_in_status_and_manifests_and_differs_by_what_counts(tmp_
     assert identity is not None and read_status(first).identity == identity
     for manifest in first.glob("checkpoints/*/manifest.json"):
         assert json.loads(manifest.read_text())["identity"] == identity
-    assert identity_of(made(tmp_path / "same", "fleet.actors=2", "checkpoint.keep=3")) == identity
+    assert identity_of(made(tmp_path / "same", "fleet.gpus=0", "checkpoint.keep=3")) == identity
     assert identity_of(made(tmp_path / "seed", "seed=1")) != identity
 
 

@@ -15,7 +15,9 @@ logged when the run is resumed.
 
 Capabilities that an entry may declare: `needs` (a package, with the extra that brings it), `artifact(logger, path)`
 (takes files: the report), `close(logger)` (after `finalize`), `starts_over` (its files are written anew by every
-process, earlier rounds included), `keeps_rounds` (its files of earlier rounds are there already).
+process, earlier rounds included), `keeps_rounds` (its files of earlier rounds are there already), `files` (a regular
+expression: names of the files that it writes into `save_dir`). Without `files`, what it wrote counts as somebody
+else's: it is never deleted, and stays behind when a trial of a sweep begins with the rounds of another one.
 """
 
 from __future__ import annotations
