@@ -20,7 +20,7 @@ Chen, Zhou, Long, Ma, Jiang, Zhang, "Multi-Level Additive Modeling for Structure
 Readings
 
 Source
-    paper   abstract, statement of the convergence theorem and captions of figures were at hand, not the sections between
+    paper   abstract, statement of the convergence theorem, captions of figures were at hand; not the sections between
     here    where these are silent, the released code
 Sum or mean of the logits
     paper   f_i is the sum ("sums up the outputs of models assigned to it across all levels")
