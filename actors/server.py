@@ -153,7 +153,9 @@ class Server:
         spread = np.unique(np.linspace(0, len(self.population) - 1, JUDGED).astype(np.int64))
         compared = self.method.proximity(self.population[spread])
         found = {} if compared is None or not len(compared[0]) else {"distances": compared}
-        return found if self.setup.label_counts is None else {**found, "labels": self.setup.label_counts}
+        stage = self.setup.stage(round)
+        counts = self.setup.label_counts if stage is None else stage.label_counts
+        return found if counts is None else {**found, "labels": counts}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold of the server."""

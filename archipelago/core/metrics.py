@@ -179,7 +179,7 @@ class MetricRegistry(Registry[Function]):
         spec = Spec(
             name, label, short or label, unit, better, digits, tuple(tasks), tuple(shown), over, needs
         )
-        more = {} if guess is None else {"guess": guess}
+        more: dict[str, Any] = {} if guess is None else {"guess": guess}
         return super().register(name, about, label=label, spec=spec, **more)
 
     def _import(self, path: str) -> None:

@@ -7,6 +7,7 @@ loggers are callbacks.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -47,7 +48,7 @@ from archipelago.runs.checkpoints import checkpoints, latest
 from archipelago.runs.directory import RunDirectory
 from archipelago.runs.environment import describe_environment
 from archipelago.runs.files import read_yaml
-from archipelago.runs.identity import identity_of
+from archipelago.runs.identity import changed_code, identity_of
 from archipelago.runs.status import check_is_run
 from archipelago.runs.trees import DamagedFile, read_arrays
 from archipelago.runs.trust import check_trust, remember
@@ -55,6 +56,9 @@ from lightning_modules.engines import engine_entry
 
 if TYPE_CHECKING:
     from archipelago.runs.storage import Mirror
+
+
+_log = logging.getLogger("archipelago")
 
 
 def run_experiment(
@@ -81,8 +85,9 @@ def run_experiment(
     check_settings_of_methods(config, federation.groups)
     path = Path(run_directory) if run_directory is not None else run_path(config)
     text = config_to_yaml(config)
-    run = RunDirectory.create(path, text, describe_environment(command), federation)
-    remember(run.status.identity, code_of(parse_yaml(text, "config.yaml")))
+    code = code_of(parse_yaml(text, "config.yaml"))
+    run = RunDirectory.create(path, text, describe_environment(command), federation, code)
+    remember(run.status.identity, code)
     with run:
         if chosen is not None:
             run.note(0, chosen.sentence)
@@ -157,7 +162,10 @@ def _is_small(run: Path) -> bool:
 
 
 def check_code(path: str | Path, trust: bool = False) -> None:
-    """A `UserError` that names the code which a run from elsewhere would import here, unless it is trusted."""
+    """A `UserError` that names the code which a run from elsewhere would import here, unless it is trusted.
+
+    A line in the log names code that is not what the run was made with.
+    """
     run = Path(path)
     check_is_run(run)
     content = read_yaml(
@@ -165,6 +173,10 @@ def check_code(path: str | Path, trust: bool = False) -> None:
     )
     code = code_of(content if isinstance(content, dict) else {})
     check_trust(str(path), identity_of(run), code, trust)
+    if changed := changed_code(run):
+        _log.warning(
+            "%s was made with other code of %s: results may differ from here on.", path, ", ".join(changed)
+        )
 
 
 class _DamagedCheckpoint(Exception):

@@ -35,7 +35,8 @@ u_ks
 First models
     paper   Xavier normal
     code    Xavier normal for linear layers, Kaiming uniform for convolutions
-    here    the network's own initialisation
+    here    the network's own initialisation; the paper's start is in its experiment files
+    option  model.init=xavier_normal+kaiming_uniform
 Clients of a round
     paper   all are asked for u every tau rounds
     here    those of the round are asked and can be drawn; one that has no u yet is asked at once

@@ -16,6 +16,7 @@ from archipelago.core.errors import UserError
 from lightning_modules.engines import TrainJob, make_engine
 from lightning_modules.engines.compiled import build, recipe
 from tests.support.compiled import DIGEST_JOBS, Bench, digest, network
+from tests.support.compiled_machines import NARROW, WIDE
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "tests/support/compiled_digests.json"
@@ -54,6 +55,23 @@ def test_bits_are_those_of_the_stored_digest_with_every_instruction_set(fresh, n
     fresh.setenv("ARCHIPELAGO_KERNELS", instructions)
     assert digest(name) == json.loads(STORED.read_text())[name]
     assert build.library().lanes() == {"avx512": 16, "avx2": 8}[instructions]
+
+
+@needs_kernels
+@pytest.mark.full
+@pytest.mark.skipif(len(ABLE) < 2, reason="this processor has one of the two instruction sets")
+def test_a_run_of_a_machine_with_avx2_is_continued_by_one_with_avx512_to_the_models_of_a_whole_run(tmp_path):
+    """Kernels, torch and NumPy pass for those of the other machine: models, assignments, jobs under every penalty."""
+    found = []
+    for part, machine in (("begin", NARROW), ("end", WIDE)):
+        command = [sys.executable, "-m", "tests.support.compiled_machines", str(tmp_path), part]
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, **machine}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    assert [each.pop("torch") for each in found] == ["AVX2", "AVX512"]
+    assert found[0] == found[1]
 
 
 @needs_kernels
