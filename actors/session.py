@@ -72,6 +72,7 @@ class RaySession:
         self.members: dict[Any, Member] = {}
         self.asked: dict[str, Any] = {}  # where actors are that start: {name: reference}
         self.epoch = 0
+        self._engines: set[str] = set()  # that trained
         try:
             if place is not None:
                 count, sized, self._idle = min(place.actors, len(plan.clients)), plan.sized([]), ""
@@ -255,6 +256,7 @@ class RaySession:
             grown = self.growth.between_rounds(round - 1)
             running = self.server.run_round.remote(round)
             report: RoundReport = self.watchdog.follow(running, self.server.progress.remote)
+            self._engines |= report.engines
             if self._rebalancing is not None:
                 report = self._rebalanced(report, self._rebalancing)
             return replace(report, events=[grown, *report.events]) if grown else report
@@ -341,7 +343,7 @@ class RaySession:
 
     def compute(self) -> Compute:
         """What the clients compute on."""
-        return compute_of(self.devices, self.gpus, self.plan.block.precision, self._idle)
+        return compute_of(self.devices, self.gpus, self.plan.block.precision, self._idle, self._engines)
 
     def begin_again(self, setup: ServerSetup) -> None:
         """Another experiment on the same clients, from round 1: no client remembers anything."""

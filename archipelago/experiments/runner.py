@@ -52,6 +52,7 @@ from archipelago.runs.identity import changed_code, identity_of
 from archipelago.runs.status import check_is_run
 from archipelago.runs.trees import DamagedFile, read_arrays
 from archipelago.runs.trust import check_trust, remember
+from lightning_modules.engines import engine_entry
 
 if TYPE_CHECKING:
     from archipelago.runs.storage import Mirror
@@ -96,7 +97,8 @@ def run_experiment(
         try:
             drive = Drive(config, federation, run, callbacks, loggers, quiet=quiet, mirror=mirror)
             del federation  # on a cluster, its samples move to the object store
-            drive.run(0, None)
+            for _ in drive.rounds(0, None):
+                pass  # callbacks have seen it
         except Exception as error:
             if _is_mistake(error) and not run.status.rounds_done:
                 run.discard()  # nothing was started: the name stays free for the corrected command
@@ -141,7 +143,8 @@ def resume(
         start = drive.last_checkpoint()
         run.mend_files(federation)
         del dataset, federation  # on a cluster, its samples move to the object store
-        drive.run(*start, resumed=True)
+        for _ in drive.rounds(*start, resumed=True):
+            pass  # callbacks have seen it
     return Path(path)
 
 
@@ -229,11 +232,6 @@ class Drive:
             users,
         )
 
-    def run(self, done: int, checkpoint: Checkpoint | None, *, resumed: bool = False) -> None:
-        """Rounds `done` + 1 to the last."""
-        for _ in self.rounds(done, checkpoint, resumed=resumed):
-            pass
-
     def rounds(
         self, done: int, checkpoint: Checkpoint | None, *, resumed: bool = False
     ) -> Iterator[RoundReport]:
@@ -246,6 +244,7 @@ class Drive:
         run.round, run.resumed = done, resumed
         self._losses = 0
         with ExitStack() as stack:
+            engine_entry(self.config.local.engine, "cpu").value.begin()
             run.where = stack.enter_context(self._ray())
             if self.config.fleet.backend == "ray" and self.data is None:
                 self.plan, self.data = self.plan.in_object_store()
@@ -303,6 +302,7 @@ class Drive:
         return done, Checkpoint(parts["server"], parts, done)
 
     def _rounds(self, checkpoint: Checkpoint | None, *, shrink: bool) -> Iterator[RoundReport]:
+        """The rounds of one session, each when it has reached every callback, through losses that can be mended."""
         run = self.live
         try:
             session = self._session(checkpoint, shrink)
@@ -325,29 +325,24 @@ class Drive:
             run.emit("on_session", session.describe())
             if shortfall := session.shortfall():
                 run.note(shortfall)
-            while not run.is_last_round:
-                yield self._next_round(session)
+            report: RoundReport | None = None  # of a round that not every callback has seen
+            while report is not None or not run.is_last_round:
+                try:
+                    report = report or session.run_round(run.round + 1)
+                    run.round = report.round
+                    run.emit("on_round", report)
+                except ActorsLost as error:
+                    if self._losses >= self.config.fleet.restarts:
+                        raise
+                    report = self._mended(session, report, error)
+                else:
+                    yield report
+                    report = None
             run.emit("on_complete")
         finally:
             self._checkpoints.abandon()  # before files are cut back: its thread writes them
             run.session = None
             session.close()
-
-    def _next_round(self, session: Session) -> RoundReport:
-        """One more round that has reached every callback, through losses that the session can mend."""
-        run = self.live
-        report: RoundReport | None = None
-        while True:
-            try:
-                if report is None:
-                    report = session.run_round(run.round + 1)
-                run.round = report.round
-                run.emit("on_round", report)
-                return report
-            except ActorsLost as error:
-                if self._losses >= self.config.fleet.restarts:
-                    raise
-                report = self._mended(session, report, error)
 
     def _mended(self, session: Session, report: RoundReport | None, error: ActorsLost) -> RoundReport | None:
         """Rebuild what was lost; returns the report that callbacks have not seen, or not all of them.

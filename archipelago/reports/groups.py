@@ -92,8 +92,9 @@ class Group:
 
     @cached_property
     def engines(self) -> list[str]:
-        """What ran the local steps of its runs, where they say so."""
-        found = ((run.environment.get("compute") or {}).get("engine") for run in self.runs)
+        """What ran the local steps of its runs, resumed parts included, where they say so."""
+        parts = [part for run in self.runs for part in (run.environment, *run.environment.get("resumed", []))]
+        found = ((part.get("compute") or {}).get("engine") for part in parts)
         return sorted({str(engine) for engine in found if engine})
 
     @cached_property

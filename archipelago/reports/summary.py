@@ -256,7 +256,7 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
     if run.status.state != "finished":
         lines.append(f"Resume: `{program()} resume {run.path}`")
         lines.append("")
-    lines.append(f'Open it in Python: `import experiments; run = archipelago.open_run("{run.path}")`')
+    lines.append(f'Open it in Python: `import archipelago; run = archipelago.open_run("{run.path}")`')
     return "\n".join(lines) + "\n"
 
 

@@ -39,7 +39,13 @@ from archipelago.core import vocabulary
 from archipelago.core.causes import sentence_of
 from archipelago.core.errors import RunFailure, UserError
 from archipelago.core.files import complete_lines, sync_folder, whole_file, write_whole
-from archipelago.core.own_files import is_own_file, numbered_files, refuse_links, remove_own_files
+from archipelago.core.own_files import (
+    is_own_file,
+    kept_logger_files,
+    numbered_files,
+    refuse_links,
+    remove_own_files,
+)
 from archipelago.runs import identity
 from archipelago.runs.checkpoints import (
     StoredParts,
@@ -75,6 +81,9 @@ class RunDirectory:
         self.path = path
         self._made: list[Path] = []  # folders above it that were made for it
         self._environment: Mapping[str, Any] | None = None
+        self._only_expected = (
+            False  # whether `environment.json` has what will be computed on, and nothing was yet
+        )
         self._may_append = False  # an opened run may end in a torn line
         self._lock = lock
         self._metrics = CsvFile(path / "metrics.csv")
@@ -324,8 +333,9 @@ class RunDirectory:
             for number, record in numbered_files(other / "records"):
                 if number <= round:
                     _copy(record, self.path / "records" / record.name)
-            if (other / "tensorboard").is_dir():  # what is later is purged by its own logger
-                shutil.copytree(other / "tensorboard", self.path / "tensorboard", dirs_exist_ok=True)
+            for name in kept_logger_files(other):  # what is later, its logger purges
+                (self.path / name).parent.mkdir(exist_ok=True)
+                _copy(other / name, self.path / name)
             self.truncate(round)
         except (UserError, ValueError, OSError) as error:
             for name in _TABLES:
@@ -411,12 +421,26 @@ class RunDirectory:
         self._status = replace(self._status, state=state, rounds_done=done, sentence=sentence)
         write_whole(self.path / "status.json", status_text(self._status), durable=durable)
 
+    def expects_to_compute_on(self, compute: Mapping[str, Any]) -> None:
+        """Say so in `environment.json` of a new run, until `computes_on` knows what did the work."""
+        path = self.path / "environment.json"
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        if not whole.get("resumed") and "compute" not in whole:
+            whole["compute"] = dict(compute)
+            write_whole(path, _json(whole))
+            self._only_expected = True
+
     def computes_on(self, round: int, compute: Mapping[str, Any]) -> None:
-        """Say in `environment.json` what this process's part of the run computes on, and in an event if it changed."""
+        """After a round: what this process's part of the run computed on, in `environment.json`.
+
+        An event says if that is something else than before.
+        """
         path = self.path / "environment.json"
         whole = json.loads(path.read_text(encoding="utf-8"))
         parts = [whole, *whole.get("resumed", [])]
-        before = next((part["compute"] for part in reversed(parts) if "compute" in part), compute)
+        known = [] if self._only_expected else [part["compute"] for part in parts if "compute" in part]
+        before = known[-1] if known else compute
+        self._only_expected = False
         parts[-1]["compute"] = dict(compute)
         write_whole(path, _json(whole))
         if _arithmetic(before) != _arithmetic(compute):

@@ -281,7 +281,12 @@ def _refuse_depth(events: Iterable[Any], path: Path) -> None:
 
 def read_numbers(path: Path) -> list[Row]:
     """The rows of a CSV file of numbers and JSON lists; empty cells are left out."""
-    rows = csv.DictReader(io.StringIO(complete_lines(path)))
+    return numbers_in(complete_lines(path), path)
+
+
+def numbers_in(text: str, path: Path) -> list[Row]:
+    """The same for the whole lines of a text that stands in `path`."""
+    rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
     try:
         return [{name: _value(cell) for name, cell in row.items() if cell} for row in rows]
     except (AttributeError, ValueError, csv.Error) as error:  # too many cells, or one that is no number
