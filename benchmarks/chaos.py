@@ -120,11 +120,13 @@ class Chaos:
                 *COMPARED,
                 *(path.relative_to(expected).as_posix() for path in expected.glob("models/*.safetensors")),
             ]
-            assert len(files) > len(COMPARED), f"{expected} has no models"
+            assert len(files) > len(COMPARED) and (expected / "clients.parquet").is_file(), expected
             for file in files:
                 wanted, given = expected / file, found / file
+                if not wanted.is_file() and not given.is_file():
+                    continue  # methods without clusters assign nobody
                 self.files += 1
-                if not given.is_file() or given.read_bytes() != wanted.read_bytes():
+                if wanted.is_file() != given.is_file() or given.read_bytes() != wanted.read_bytes():
                     self.different.append(f"{self._path.name}/{expected.name}/{file}")
         subprocess.run(["rm", "-rf", str(self._path)], check=True)  # the disk is small
 
