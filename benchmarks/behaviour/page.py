@@ -227,8 +227,8 @@ def table(result: Result) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
-        ["method", "situation", "seed", "final_accuracy", "fedavg_accuracy", "margin", "down", "up", "trainings", *CHECKS,
-         "missed", "explained", "seconds"]
+        ["method", "situation", "seed", "final_accuracy", "fedavg_accuracy", "margin", "down", "up", "trainings",
+         *CHECKS, "missed", "explained", "seconds"]
     )  # fmt: skip
     for (method, situation), runs in sorted(result.runs.items()):
         for seed, run in zip(result.seeds[method, situation], runs, strict=True):
