@@ -447,9 +447,7 @@ def test_references_to_decisions_lead_to_one():
     assert len(entries) == text.count("\n### ")  # each has a name and a date
     were = dict(re.findall(r"\| (\d+) \| ([A-Z]\d(?:, [A-Z]\d)*) (?=\|)", text))
     assert sorted(map(int, were)) == list(range(1, 69))
-    merged = {
-        (number, name) for name, numbers in entries for number in numbers.split(", ") if number.isdigit()
-    }
+    merged = {(number, name) for name, numbers in entries for number in filter(None, numbers.split(", "))}
     assert merged == {(number, name) for number, names in were.items() for name in names.split(", ")}
     names = {name for name, _ in entries} | set(were)
     for folder in ("archipelago", "actors", "lightning_modules", "platform", "benchmarks", "tests", "."):
