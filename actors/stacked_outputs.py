@@ -17,7 +17,7 @@ from actors.requests import ClientSamples
 from actors.stacking import Stacked
 from archipelago.core.errors import UserError
 from lightning_modules.engines.stacked.batched import BatchedModel
-from lightning_modules.engines.stacked.training import Chunks
+from lightning_modules.engines.stacked.chunks import Chunks
 
 KEPT = 256e6  # bytes of outputs that are kept for the rest of a round
 WASTE = 2.0  # padded samples per real one at most, where every client has a model of its own

@@ -11,7 +11,8 @@ import numpy as np
 from actors.participation import attackers, held_out, selected
 from actors.records import compared_rounds
 from actors.requests import BlockSetup, ClientSamples
-from actors.server import JUDGED, ServerSetup, ServerStage
+from actors.server import JUDGED
+from actors.server_setup import ServerSetup, ServerStage
 from actors.session import Plan
 from archipelago.core.errors import UserError
 from archipelago.core.settings import ExperimentSettings
@@ -103,7 +104,12 @@ def _samples_of(federation: Federation, client: int) -> ClientSamples:
 def _stages_of(federation: Federation) -> tuple[ServerStage, ...]:
     """What the server knows of data that changes."""
     stages = () if federation.drift is None else federation.drift.stages
-    return tuple(ServerStage(each.round, each.sizes, each.groups, each.present) for each in stages)
+    return tuple(
+        ServerStage(
+            each.round, each.sizes, each.groups, each.present, federation.label_counts(JUDGED, each.clients)
+        )
+        for each in stages
+    )
 
 
 def _check_attack(config: ExperimentSettings, federation: Federation, attacking: Any) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from archipelago.core.vocabulary import registered
 from archipelago.experiments.progress import duration, is_terminal
+from archipelago.runs.files import numbers_in
 from archipelago.runs.storage import join, read_text
 from archipelago.runs.sweeps import FAILED, OVER, RUNNING, Row
 from archipelago.sweeps.directory import SweepDirectory
@@ -193,9 +193,9 @@ class SweepView:
 
 def last_metrics(address: str) -> dict[str, float]:
     """The metrics of the last evaluation of a run, wherever it is kept; empty if there was none."""
-    text = read_text(join(address, "metrics.csv"))
-    for row in reversed(list(csv.DictReader(io.StringIO(text or "")))):
-        if found := {name: float(row[name]) for name in registered().progress() if row.get(name)}:
+    file = join(address, "metrics.csv")
+    for row in reversed(numbers_in(read_text(file) or "", Path(file))):
+        if found := {name: float(row[name]) for name in registered().progress() if name in row}:
             return found
     return {}
 

@@ -399,6 +399,48 @@ def test_samples_and_classes_out_of_range_are_refused_before_a_kernel_runs():
         bench.engine.train_one(TrainJob(0, bench.model.vector(), [np.arange(30)], 0))
 
 
+def test_models_batches_and_rows_of_another_size_are_refused_before_a_kernel_runs():
+    bench = Bench(network("mlp", (1, 8, 8), 5, hidden=[40]), (1, 8, 8), optimizer=sgd(momentum=0.9))
+    job, passes = bench.job([8, 8]), bench.engine.passes()
+    for wrong in (job.start[:-1], np.append(job.start, np.float32(0)), job.start[None]):
+        with pytest.raises(ValueError, match=r"expected a model of shape \("):
+            bench.engine.outputs(wrong, np.arange(5))
+        with pytest.raises(ValueError, match=r"expected a model of shape \("):
+            bench.engine.train_one(dataclasses.replace(job, start=wrong))
+    arena = passes.arena(16)
+    index = np.arange(arena.samples + 1)
+    with pytest.raises(ValueError, match="expected 1 to 16 samples"):
+        passes.inputs.put(arena, index, passes.inputs.rows(index))
+    with pytest.raises(ValueError, match="expected 1 to 16 samples"):
+        bench.engine._loss(arena, index, {})
+    for odd in (torch.zeros(8, 1, 8, 7), torch.zeros(9, 1, 8, 8), torch.zeros(8, 64)):
+        with pytest.raises(ValueError, match="expected inputs of shape"):
+            passes.inputs.put_values(arena, odd, 8)
+    with pytest.raises(ValueError, match="expected frozen of a batch of shape"):
+        bench.engine._loss(arena, np.zeros(8, np.int64), {"frozen": torch.zeros(8, 4)})
+    state = bench.engine.train_one(job).optimizer_state
+    swapped = {**state, "0.momentum_buffer": state["0.momentum_buffer"].T}
+    bench.engine.train_one(dataclasses.replace(job, optimizer_state=state))
+    assert not bench.engine.notes
+    with pytest.raises(RuntimeError):  # torch's, which it is left to
+        bench.engine.train_one(dataclasses.replace(job, optimizer_state=swapped))
+    (note,) = bench.engine.notes
+    assert "another optimizer" in note
+
+
+def test_weights_and_numbers_of_other_types_and_shapes_are_what_they_say():
+    """Weights as float64 are no float32 memory, and a column of targets is a row of them."""
+    make = network("linear_regression", (12,), None)
+    results = []
+    for dtype, shape in ((np.float32, (-1,)), (np.float64, (-1, 1))):
+        bench = Bench(make, (12,), classes=None, raw="floats")
+        bench.samples._y = bench.samples._y.reshape(shape)
+        weights = np.random.default_rng(0).integers(1, 9, 60).astype(dtype)
+        results.append(bench.engine.train_one(bench.job([8, 5], sample_weights=(np.arange(60), weights))))
+        assert not bench.engine.notes
+    assert np.array_equal(results[0].model, results[1].model)
+
+
 def test_plans_that_do_not_fit_are_refused_before_a_kernel_runs():
     bench = Bench(network("cnn_fashion", (1, 28, 28), 5), (1, 28, 28))
     arena = bench.engine.passes().arena(32)

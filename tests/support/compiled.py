@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from archipelago.core.randomness import generator, seeded_torch
 from archipelago.core.settings import LocalSettings
 from lightning_modules.base import FederatedModule
 from lightning_modules.engines import TrainJob, TrainResult, make_engine
-from lightning_modules.engines.objective import objective_of, prepare
+from lightning_modules.engines.objective import prepare
 from lightning_modules.flat import FlatModel
 from lightning_modules.networks import build_network
 from lightning_modules.samples import Samples
@@ -76,13 +76,9 @@ class Bench:
     def in_float64(self, job: TrainJob) -> TrainResult:
         """The job by torch in double precision."""
         module, spec = self.exact, self.model.spec
-        objective = prepare(job, self.model, self.samples)
-        terms = [
-            dataclasses.replace(
-                t, anchors={k: v.double() if v.is_floating_point() else v for k, v in t.anchors.items()}
-            )
-            for t in objective.terms
-        ]
+        single = prepare(job, self.model, self.samples)
+        terms = [dataclasses.replace(term, anchors=doubled(term.anchors)) for term in single.terms]
+        objective = dataclasses.replace(single, terms=terms, tables=doubled(single.tables))
         tensors = dict([*module.named_parameters(), *module.named_buffers()])
         with torch.no_grad():
             for entry in spec.entries:
@@ -99,10 +95,8 @@ class Bench:
         for step, index in enumerate(job.batches):
             x, y = self.samples.batch(index)
             y = y.double() if module.classes is None else y
-            rows = {k: v.double() if v.is_floating_point() else v for k, v in objective.rows(step).items()}
-            live = torch.cat([p.reshape(-1) for p in parameters])
             optimizer.zero_grad()
-            value = objective_of(module, module(x.double()), y, live, terms, rows)
+            value = objective(module, (x.double(), y), step)
             value.backward()
             optimizer.step()
             total += float(value.detach())
@@ -114,6 +108,11 @@ class Bench:
             if v is not None
         }
         return TrainResult(0, model, state, total / len(job.batches))
+
+
+def doubled(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same in double precision, apart from integers."""
+    return {name: each.double() if each.is_floating_point() else each for name, each in tensors.items()}
 
 
 def errors(found: TrainResult, exact: TrainResult, start: np.ndarray) -> tuple[float, float, float]:

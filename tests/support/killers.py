@@ -20,7 +20,7 @@ import ray
 import torch
 from torch import Tensor
 
-import actors.block
+import actors.block_measures
 from actors.ray_actors import RayFleet, ServerActor
 from archipelago.core.settings import LocalSettings, ModelSettings
 from archipelago.runs import trees
@@ -104,7 +104,7 @@ def _asked_for() -> str:
     """Which pass over its samples a client is in: `evaluation`, or the `losses` that a method asked for."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename == actors.block.__file__ and frame.f_code.co_name in (
+        if frame.f_code.co_filename == actors.block_measures.__file__ and frame.f_code.co_name in (
             "losses",
             "best",
             "evaluate",
