@@ -78,6 +78,12 @@ def test_tune_configs_ask_for_the_trials_that_they_always_asked_for() -> None:
     assert {name for name in pinned if found[name] != pinned[name]} == set()
 
 
+def test_defaults_are_those_that_the_files_were_written_for() -> None:
+    """A default that changes changes what every file asks for that does not say it: *Results changed*."""
+    pinned, found = json.loads(trial_digests.DEFAULTS.read_text()), trial_digests.defaults()
+    assert {key: (was, found.get(key)) for key, was in pinned.items() if found.get(key) != was} == {}
+
+
 @pytest.mark.parametrize("name", ["thesis-7.6", "fesem-3", "femam"])
 def test_small_is_the_variant_that_is_named_so(name: str) -> None:
     asked = load_sweep(find_config(name), env={}, small=True)
