@@ -83,7 +83,8 @@ class FedRCOptions:
 class FedRC(MixtureModels):
     """E-step on I, weighted local training of all models, mean of each, shares of labels."""
 
-    expects = Expectations(cost=Cost(down=K, up=K, trainings=K))
+    # What it parts are concepts, the same input with another label: no situation has any.
+    expects = Expectations(ari=0.0, cost=Cost(down=K, up=K, trainings=K))
 
     Options = FedRCOptions
     mixes = True
