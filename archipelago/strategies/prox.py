@@ -47,6 +47,9 @@ class Prox(Addon[SingleModel | ClusteredModels]):
         cost=Cost(),
         known=(
             Known(
+                "groups", "stragglers", "updates that are pulled back are harder to tell apart", limit=0.25
+            ),
+            Known(
                 "accuracy", ALL, "a pull of 0.95 towards the start shortens every client's way", limit=0.09
             ),
             Known(
@@ -92,6 +95,18 @@ class FewShotsOptions:
 )
 class FewShots(Addon[ClusteredModels]):
     """Clustering frozen after n rounds."""
+
+    expects = Expectations(
+        cost=Cost(),
+        known=(
+            Known(
+                "groups",
+                "stragglers",
+                "a method that splits late has not split when it is held still",
+                limit=-0.05,
+            ),
+        ),
+    )
 
     Options = FewShotsOptions
     state = ("clustered",)
