@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from actors.block import ClientBlock
+from actors.compute import Committed
 from actors.device_states import DeviceStates
 from actors.devices import effective_tier, free_memory
 from actors.requests import BlockSetup, ClientSamples, ModelRequest, TrainRequest
@@ -75,8 +76,8 @@ class StackedBase(ClientBlock):
         if self.batched and self.clients is not before:
             self.places = PlacesOf(self.clients, self.parts.model)
 
-    def commit(self) -> list[str]:
-        """Make the round's changes permanent, release its models; returns notes for the user."""
+    def commit(self) -> Committed:
+        """Make the round's changes permanent, release its models."""
         if self.batched:
             for chunks in (self.parts.training.chunks, self.outputs.chunks, self.features.chunks):
                 self.engine.notes += chunks.notes

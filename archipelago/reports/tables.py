@@ -266,7 +266,7 @@ def _metrics(
     apart = [spec.name for spec in vocabulary.shown("table", over="clusters")]  # where there are clusters
     # Of clients without attackers, after local training; with noise; where data changed.
     apart += [f"{whose}_{each.name}" for whose in ("honest", "personal") for each in found]
-    apart += ["epsilon", "recovery_time", "recovery_time_ari"]
+    apart += ["epsilon", "recovery_time", *(f"recovery_time_{name}" for name in vocabulary.metrics)]
     return found + [vocabulary.column(name) for name in [*extra, *apart] if name in known]
 
 

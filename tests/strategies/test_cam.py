@@ -134,7 +134,10 @@ def test_warm_up_is_fedavg_for_loss_based_bases():
 
 
 def test_warm_up_is_local_training_for_parameter_based_bases_and_ends_in_clusters():
-    cam, local = session_of("method=wecfl+cam", "cam.warm=local", "cam.warmup=0.5"), session_of("method=local")
+    cam, local = (
+        session_of("method=wecfl+cam", "cam.warm=local", "cam.warmup=0.5"),
+        session_of("method=local"),
+    )
     run(cam, 1)
     run(local, 1)
     warm = [state["model/warm"] for state in checkpoint_of(cam).clients.values()]

@@ -40,9 +40,11 @@ class StackedTraining:
         self.model, self.optimizer = model, optimizer
         self._batch, self._pass, self._fixed = batch, samples, fixed
         self.chunks = Chunks(fixed, fixed=fixed is not None)
+        self.ran = False  # whether it trained anybody
 
     def run(self, work: Work) -> Outcome:
         """All clients, chunk by chunk."""
+        self.ran = True
         parts = self.chunks.run(len(work), lambda at: self._chunk(work, at))
         models, slabs, objective, memory = (list(each) for each in zip(*parts, strict=True))
         before = np.zeros(len(work), np.int64) if work.steps is None else work.steps
