@@ -75,13 +75,6 @@ def claim_device(gpus: float, precision: str = "32", determinism: str = "auto") 
     return claim
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes of a GPU that this process may still allocate: what is free, within its own share."""
-    free, total = torch.cuda.mem_get_info(device)
-    share = int(torch.cuda.get_per_process_memory_fraction(device) * total)
-    return max(0, min(free, share - torch.cuda.memory_reserved(device)))
-
-
 def allocator_fraction(share: float, total: int, name: str = "GPU") -> float:
     """The part of a device's memory that PyTorch may allocate in a process with this share of the device.
 
