@@ -99,6 +99,8 @@ class DeviceStates(ClientStates):
         self._row = {client: row for row, client in enumerate(listed)}
         self._clients = listed
         self._slabs: dict[str, Slab] = {}
+        self._early = False  # whether changes are copied to the host as soon as they are made
+        self._copies: dict[int, dict[str, Tensor]] = {}  # by patch of the running round
 
     def rows(self, clients: Sequence[int]) -> Positions:
         """Where clients stand in every slab."""
@@ -173,30 +175,45 @@ class DeviceStates(ClientStates):
     def _patch(self, name: str, patch: Patch) -> None:
         slab = self._slabs.setdefault(name, Slab(len(self._clients)))
         slab.pending.append(patch)
+        if self._early:
+            self._copied_to_host(patch)
         slab.version += 1
 
     # --- transactions -------------------------------------------------------------------------------------
 
     def changes(self) -> Changes:
-        """What the running round changes so far, as plain arrays: one copy for each patch."""
+        """What the running round changes so far, as plain arrays: a copy for each state, and one wait for all."""
         found = super().changes()
-        for name, slab in self._slabs.items():
-            for patch in slab.pending:
-                parts = {part: table.on_host(patch.rows) for part, table in patch.parts.items()}
-                for at, row in enumerate(patch.clients.tolist()):
-                    client = self._clients[row]
-                    put, gone = found.put.get(client, {}), found.gone.get(client, [])
-                    put.pop(name, None)  # the last patch counts
-                    if patch.has:
-                        own = {part: rows[at] for part, rows in parts.items()}
-                        found.put.setdefault(client, put)[name] = self._state(name, own, int(patch.steps[at]))
-                    elif name not in gone:
-                        found.gone.setdefault(client, gone).append(name)
+        patches = [(name, patch) for name, slab in self._slabs.items() for patch in slab.pending]
+        copies = [self._copied_to_host(patch) for _, patch in patches]
+        self._memory.wait()
+        # Whoever asks once asks after every round: from here on, what changes sets out as soon as it does.
+        self._early = True
+        for (name, patch), copied in zip(patches, copies, strict=True):
+            parts = {part: rows.numpy() for part, rows in copied.items()}
+            for at, row in enumerate(patch.clients.tolist()):
+                client = self._clients[row]
+                put, gone = found.put.get(client, {}), found.gone.get(client, [])
+                put.pop(name, None)  # the last patch counts
+                if patch.has:
+                    own = {part: rows[at] for part, rows in parts.items()}
+                    found.put.setdefault(client, put)[name] = self._state(name, own, int(patch.steps[at]))
+                elif name not in gone:
+                    found.gone.setdefault(client, gone).append(name)
         return found
+
+    def _copied_to_host(self, patch: Patch) -> dict[str, Tensor]:
+        """The rows of a patch on their way to the host; those that set out when it was made."""
+        if id(patch) not in self._copies:
+            self._copies[id(patch)] = {
+                part: self._memory.fetch(table, patch.rows) for part, table in patch.parts.items()
+            }
+        return self._copies[id(patch)]
 
     def abort(self) -> None:
         """Forget what an aborted attempt at a round left."""
         super().abort()
+        self._copies.clear()
         for slab in self._slabs.values():
             slab.version += bool(slab.pending)
             slab.pending = []
@@ -204,19 +221,12 @@ class DeviceStates(ClientStates):
     def commit(self) -> None:
         """Make the round's changes permanent."""
         super().commit()
+        self._copies.clear()
         for slab in self._slabs.values():
             slab.commit(self._memory)
         self._slabs = {name: slab for name, slab in self._slabs.items() if slab.has.any()}
 
     # --- the form that all blocks share -------------------------------------------------------------------
-
-    def host(self, client: int) -> State:
-        """What a client keeps on the host, as the running round sees it."""
-        return super().of(client)
-
-    def put_host(self, client: int, state: State) -> None:
-        """Replace what a client keeps on the host, if the round commits."""
-        super().put(client, state)
 
     def of(self, client: int) -> State:
         """A client's whole state as plain arrays: for code that goes client by client."""
@@ -260,6 +270,7 @@ class DeviceStates(ClientStates):
         }
         super().restore(plain)
         self._slabs = {}
+        self._copies.clear()
         names = {name for client in self._clients for name in states.get(client, {}) if _in_slab(name)}
         for name in sorted(names):
             clients = [client for client in self._clients if name in states.get(client, {})]

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.block import ClientBlock
+from actors.client_states import Changes
 from actors.device_states import DeviceStates
 from actors.devices import effective_tier
 from actors.requests import BlockSetup, ClientSamples, ModelRequest, TrainRequest
@@ -91,7 +92,13 @@ class StackedBase(ClientBlock):
             for each in noting:
                 self.engine.notes += each.notes
                 each.notes = []
-        return super().commit()
+        with self._failing_together(list(self.clients), self.round, "committing"):
+            return super().commit()
+
+    def changes(self) -> Changes:
+        """What the running round changes in the states of clients, before it commits."""
+        with self._failing_together(list(self.clients), self.round, "copying states"):
+            return super().changes()
 
     def _release(self) -> None:
         super()._release()

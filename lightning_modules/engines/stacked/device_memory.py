@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 RESERVE = 0.2  # share of a device's free memory that a table leaves to everything else
+PIECE = 64  # rows that are copied to the host at a time, if not all are
 OUT_OF_MEMORY = (  # what CUDA and its libraries say in a plain RuntimeError
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -138,6 +139,7 @@ class DeviceMemory:
         self.notes: list[str] = []
         self._tables: WeakSet[ClientRows] = WeakSet()
         self._full = False
+        self._copies: torch.cuda.Stream | None = None
 
     def empty(self, count: int, width: int) -> ClientRows:
         """A table whose rows will be written."""
@@ -181,6 +183,27 @@ class DeviceMemory:
                 raise
         self.spill()
         return values.to(self.device)
+
+    def fetch(self, table: ClientRows, rows: Positions) -> Tensor:
+        """Some rows as host memory of their own, copied beside the device's work: there when `wait` returns."""
+        if not table.on_device or self.device.type == "cpu":
+            return torch.from_numpy(table.on_host(rows))
+        if self._copies is None:
+            self._copies = torch.cuda.Stream(self.device)
+        there = torch.empty(len(rows), table.width, dtype=table.values.dtype, pin_memory=True)
+        whole = len(rows) == len(table) and np.array_equal(rows, np.arange(len(rows)))
+        self._copies.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._copies):
+            for at in range(0, len(rows), len(rows) if whole else PIECE):
+                part = slice(at, len(rows) if whole else at + PIECE)
+                there[part].copy_(table.values if whole else table.read(rows[part]), non_blocking=True)
+        table.values.record_stream(self._copies)
+        return there
+
+    def wait(self) -> None:
+        """Until everything that was fetched has arrived."""
+        if self._copies is not None:
+            self._copies.synchronize()
 
     @property
     def can_spill(self) -> bool:
