@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,14 +212,18 @@ class StackedOutputs:
         sent = torch.from_numpy(np.concatenate([at.reshape(-1), np.flatnonzero(real), at[real]])).to(device)
         padded, kept, where = sent.split([at.size, int(real.sum()), int(real.sum())])
         rows = places.rows_at(at.reshape(-1), padded).reshape(at.shape)
-        outputs = self.model.forward_many(what.of(group, device), rows, self._features)
+        outputs = self._fitting(lambda: self.model.forward_many(what.of(group, device), rows, self._features))
         return outputs.flatten(0, 1).index_select(0, kept), where
 
     def _pass(self, model: Tensor, rows: Tensor) -> Tensor:
-        """One model on many samples; half as many at a time whenever memory runs out."""
+        """One model on many samples."""
+        return self._fitting(lambda: self.model.forward_one(model, rows, self._features))
+
+    def _fitting(self, forward: Callable[[], Tensor]) -> Tensor:
+        """A forward pass; half as many samples at a time whenever memory runs out."""
         while True:
             try:
-                return self.model.forward_one(model, rows, self._features)
+                return forward()
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise

@@ -142,17 +142,19 @@ class StackedTraining:
             scale = scale.index_select(0, where)
         moving = None if work.only is None else model.columns_of(work.only)
         total = torch.zeros(len(inside), dtype=torch.float64, device=device)
-        for step in range(table.lengths.shape[1] // several):
+        # Fixed shapes: nobody leaves, some do nothing.
+        everyone = self._fixed or model.compiles
+        here = (
+            (table.lengths[:, ::several] > 0).sum(axis=0).tolist()
+        )  # clients that are not done, step by step
+        for step, running in enumerate(here[: table.lengths.shape[1] // several]):
             first = step * several
-            running = int((table.lengths[:, first] > 0).sum())
-            # Fixed shapes: nobody leaves, some do nothing.
-            stays = len(inside) if self._fixed or model.compiles else running
+            stays = len(inside) if everyone else running
             active = table.active(first) if stays > running else None
             batches = [table.batch(first + number, stays, scale) for number in range(several)]
-            now = [
-                {name: (v if shared else v[:stays], shared) for name, (v, shared) in each.items()}
-                for each in anchors
-            ]
+            if several == 1 and step + 1 < len(here):
+                table.prepare(step + 1, len(inside) if everyone else here[step + 1])
+            now = _first(anchors, stays)
             lengths = table.lengths[:running, first : first + several]
             model.training(step, shortest=int(lengths.min(initial=2)))
             views = {name: slab[:stays] for name, slab in slabs.items()}
@@ -210,6 +212,14 @@ def _written(into: ClientRows, at: Positions, rows: Tensor, objective: Tensor) -
 def _rows(values: Tensor, back: Tensor | None) -> Tensor:
     """The rows of a chunk in the order of its clients; `back` is None if they are."""
     return values if back is None else values.index_select(0, back)
+
+
+def _first(anchors: Anchors, count: int) -> Anchors:
+    """What penalties hold constant, of the first clients of a chunk."""
+    return [
+        {name: (value if shared else value[:count], shared) for name, (value, shared) in each.items()}
+        for each in anchors
+    ]
 
 
 def _put(rows: Tensor, values: Tensor, active: Tensor | None) -> None:
