@@ -151,6 +151,7 @@ MORE = (  # what methods do not ask for by themselves
 @pytest.mark.parametrize("method", compositions())
 def test_every_method_keeps_its_tensors_on_the_device(method, engine):
     with shadow_session(plan_of(f"method={method}", f"local.engine={engine}", *MORE)) as shadow:
+        assert getattr(shadow.session.fleet.blocks[0], "batched", False) == (engine == ENGINE)
         counts = [shadow.run_round(round) for round in (1, 2)]
     assert not shadow.device.mixed, [str(each) for each in shadow.device.mixed[:5]]
     assert any(each.get("train", Counts()).operations or each["gradients"].operations for each in counts)
@@ -177,6 +178,7 @@ def test_every_method_keeps_its_tensors_on_the_device(method, engine):
 )
 def test_other_models_data_and_predictions_keep_their_tensors_on_the_device(settings, engine):
     with shadow_session(plan_of(f"local.engine={engine}", *settings)) as shadow:
+        assert getattr(shadow.session.fleet.blocks[0], "batched", False) == (engine == ENGINE)
         for round in (1, 2):
             shadow.run_round(round)
     assert not shadow.device.mixed, [str(each) for each in shadow.device.mixed[:5]]
