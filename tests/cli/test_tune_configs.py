@@ -99,7 +99,9 @@ def test_a_file_opens_with_command_source_cost_and_score(name: str) -> None:
     )
     for word in ("Reproduces:", "Cost:", "Expected:"):
         assert f"# {word}" in header
-    expected, *measured = header.split("# Expected:")[1].split("# Measured:")  # printed, and beside it what we saw
+    expected, *measured = header.split("# Expected:")[1].split(
+        "# Measured:"
+    )  # printed, and beside it what we saw
     for each in measured:
         pages = re.findall(r"results/[\w.-]+\.md", each)
         assert pages and all((FOLDER.parent / page).is_file() for page in pages), each
