@@ -99,7 +99,12 @@ def test_a_file_opens_with_command_source_cost_and_score(name: str) -> None:
     )
     for word in ("Reproduces:", "Cost:", "Expected:"):
         assert f"# {word}" in header
-    expected = header.split("# Expected:")[1]
+    expected, *measured = header.split("# Expected:")[1].split(
+        "# Measured:"
+    )  # printed, and beside it what we saw
+    for each in measured:
+        pages = re.findall(r"results/[\w.-]+\.md", each)
+        assert pages and all((FOLDER.parent / page).is_file() for page in pages), each
     cost = header.split("# Cost:")[1].split("# Expected:")[0]
     spans = re.findall(r"(?:second|minute|hour|day|week)s?\b", cost)
     assert spans and len(spans) == len(re.findall(rf"(?<!\S)(?:{NUMBER}) (?:{'|'.join(spans)})\b", cost)), (
