@@ -12,7 +12,7 @@ import torch
 
 from actors.best import Search
 from actors.client_states import Changes, ClientStates, State
-from actors.compute import BlockDevice
+from actors.compute import BlockDevice, Committed
 from actors.devices import effective_tier, mps_directory, refused_by_tier, torch_has_cuda
 from actors.forward import Forward
 from actors.outbox import Outbox
@@ -106,12 +106,12 @@ class BlockBase:
         """What the running round changes in the states of clients, before it commits."""
         return self.states.changes()
 
-    def commit(self) -> list[str]:
-        """Make the round's changes permanent, release its models; returns notes for the user."""
+    def commit(self) -> Committed:
+        """Make the round's changes permanent, release its models."""
         self.states.commit()
         self._release()
         notes, self.engine.notes = self.engine.notes, []
-        return notes
+        return Committed(notes, self.engine.ran())
 
     def snapshot(self) -> dict[int, State]:
         """The committed state of every client: values that nobody writes to."""

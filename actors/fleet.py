@@ -279,7 +279,7 @@ class Fleet(FleetBase):
     def describe(self, function: Callable[..., Any], *, stage: str, **inputs: Any) -> list[Any]:
         """What a function of each client's view returns; the numbers in it count as that part of a model sent."""
         results = self.map(Stateless(function), stage=stage, **inputs)
-        self.ledger.send(sum(numbers_in(result) for result in results) / max(self.spec.size, 1))
+        self.ledger.send(sum(numbers_in(result) for result in results), self.spec.size)
         return results
 
     def distances(self, handle: str, to: Reference) -> npt.NDArray[np.float64]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from actors.compute import notes_of
 from actors.requests import Request
 from actors.rounds import Ledger, RoundState
 from archipelago.core.errors import ClientFailure
@@ -44,6 +45,7 @@ class FleetBase(ABC):
         self.collusion: Collusion | None = None
         self.prefix = ""  # of slots, private models and initialisations, see `named`
         self._known: dict[str, ModelSpec] = {}  # shared by all views
+        self.engines: set[str] = set()  # that trained, as blocks say when they commit; shared, too
 
     def move(self, layout: Sequence[Sequence[int]]) -> None:
         """Where the clients live from now on, for all views: between rounds, by who moved their states."""
@@ -168,9 +170,10 @@ class FleetBase(ABC):
 
     def commit(self) -> list[str]:
         """Make the round's changes permanent and release its models; returns the blocks' notes."""
-        notes = self._reach("commit", dict.fromkeys(range(len(self.layout)), self._commits()))
+        found = self._reach("commit", dict.fromkeys(range(len(self.layout)), self._commits()))
         self._round.release()
-        return sorted({note for block in notes.values() for note in block})
+        self.engines |= {engine for block in found.values() for engine in block.engines}
+        return notes_of([found[b] for b in sorted(found)])
 
     def _commits(self) -> tuple[Any, ...]:
         """What blocks must know to commit."""

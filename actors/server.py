@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from actors import parts
 from actors.collusion import Collusion
-from actors.drift_recovery import Recovery
+from actors.drift_recovery import Recovery, watched
 from actors.exposure import Exposure
 from actors.fleet import Fleet
 from actors.metrics import clustering_metrics, summarise
@@ -55,7 +55,8 @@ class Server:
         count, total = selected(setup.participation, len(self.population)), len(self.population)
         self.sizes, self.recovery = setup.sizes, None
         if setup.stages:
-            self.recovery = Recovery(setup.evaluation.recovery)
+            measured = specs(setup.plugins, also=setup.evaluation.metrics)
+            self.recovery = Recovery(setup.evaluation.recovery, watched(measured))
         self.privacy = PrivacyBudget.of(setup.update, count, count / total)
         self._enter(1)
         self.rates = Rates(setup.local, setup.rounds)
@@ -117,7 +118,7 @@ class Server:
         seconds = dict(fleet.seconds)
         events += fleet.commit()
         seconds["round"] = time.perf_counter() - started
-        self.report = replace(report, timings=seconds, events=events)
+        self.report = replace(report, timings=seconds, events=events, engines=frozenset(fleet.engines))
         return self.report
 
     def _clustering(self, before: npt.NDArray[np.int64] | None, round: int) -> dict[str, Any]:
@@ -129,9 +130,13 @@ class Server:
             method.assignment, before, setup.truth(round), method.K, setup.plugins, self._judged(round)
         )
         if setup.levels is not None:
-            metrics["ari_by_level"] = [
-                clustering_metrics(method.assignment, None, level, method.K)["ari"] for level in setup.levels
+            each = [
+                clustering_metrics(method.assignment, None, level, method.K, setup.plugins)
+                for level in setup.levels
             ]
+            for spec in specs(setup.plugins, over="clusters"):
+                if "levels" in spec.shown:
+                    metrics[f"{spec.name}_by_level"] = [found[spec.name] for found in each]
         return metrics
 
     def committed_state(self) -> dict[str, Any]:
@@ -148,7 +153,9 @@ class Server:
         spread = np.unique(np.linspace(0, len(self.population) - 1, JUDGED).astype(np.int64))
         compared = self.method.proximity(self.population[spread])
         found = {} if compared is None or not len(compared[0]) else {"distances": compared}
-        return found if self.setup.label_counts is None else {**found, "labels": self.setup.label_counts}
+        stage = self.setup.stage(round)
+        counts = self.setup.label_counts if stage is None else stage.label_counts
+        return found if counts is None else {**found, "labels": counts}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold of the server."""
@@ -230,8 +237,10 @@ class Server:
             metrics |= {f"{split}_{name}": value for name, value in self._summary(ids, columns).items()}
             table |= {f"{split}_{name}": column for name, column in columns.items()}
         if prediction.names and parts.due(round, setup.rounds, setup.evaluation.every):
+            known = specs(setup.plugins, over="clients", also=setup.evaluation.metrics)
+            measured = [spec.name for spec in known if "parts" in spec.shown]
             metrics |= parts.part_metrics(
-                fleet, prediction, self.population, self.sizes[ids], self._fresh_norm
+                fleet, prediction, self.population, self.sizes[ids], self._fresh_norm, measured
             )
         if setup.evaluation.clusterability:
             metrics |= self._clusterability(fleet.select(np.intersect1d(ids, self.population)))

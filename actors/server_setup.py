@@ -22,6 +22,8 @@ from archipelago.strategies import Context
 from archipelago.strategies.local_steps import optimizer_of
 from archipelago.strategies.schedules import Rates
 
+LabelCounts = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # clients, and their (n, classes) samples
+
 
 @dataclass(frozen=True)
 class ServerStage:
@@ -31,6 +33,7 @@ class ServerStage:
     sizes: npt.NDArray[np.int64]
     groups: npt.NDArray[np.int64]  # ground truth, -1 of clients that are away
     present: npt.NDArray[np.bool_]
+    label_counts: LabelCounts | None = None  # as `ServerSetup.label_counts`, from this round on
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,7 @@ class ServerSetup:
     attack: AttackSettings = field(default_factory=AttackSettings)
     attackers: tuple[int, ...] = ()
     one_class: npt.NDArray[np.bool_] | None = None  # clients that train on one class; None without classes
-    label_counts: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = (
-        None  # of some clients, see `_judged`
-    )
+    label_counts: LabelCounts | None = None  # of some clients, see `_judged`
     levels: npt.NDArray[np.int64] | None = None  # (levels, clients) nested ground-truth groups
     distributions: int = 0  # ground-truth distributions with held-out samples
     compared_rounds: tuple[int, ...] = ()  # after which client models are written down
@@ -87,6 +88,11 @@ class ServerSetup:
         drawn_by = self.seed if self.partition_seed is None else self.partition_seed
         return held_out(self.clients, self.holdout_clients, drawn_by)
 
+    def since(self, round: int) -> int:
+        """The first round that had the data of this one."""
+        stage = self.stage(round)
+        return 1 if stage is None else stage.round
+
     def _known_groups(self) -> npt.NDArray[np.int64] | None:
         """Every ground-truth group that there ever is."""
         tables = [stage.groups for stage in self.stages] or ([] if self.groups is None else [self.groups])
@@ -110,6 +116,7 @@ class ServerSetup:
             rates=Rates(self.local, self.rounds),
             groups=self.groups,
             truth=self.truth,
+            since=self.since,
             new_clients=self.held_out,
             adoption=self.adoption,
             known_groups=self._known_groups(),

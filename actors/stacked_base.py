@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from actors.block import ClientBlock
 from actors.client_states import Changes
+from actors.compute import Committed
 from actors.device_states import DeviceStates
 from actors.devices import effective_tier
 from actors.requests import BlockSetup, ClientSamples, ModelRequest, TrainRequest
@@ -80,8 +81,8 @@ class StackedBase(ClientBlock):
         if self.batched and self.clients is not before:
             self.places = PlacesOf(self.clients, self.parts.model)
 
-    def commit(self) -> list[str]:
-        """Make the round's changes permanent, release its models; returns notes for the user."""
+    def commit(self) -> Committed:
+        """Make the round's changes permanent, release its models."""
         if self.batched:
             noting = (
                 self.parts.training.chunks,

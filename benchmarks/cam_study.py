@@ -50,6 +50,7 @@ WARM_UPS = {
     "local 0.1": ("cam.warm=local", "cam.warmup=0.1"),
     "local 0.3": ("cam.warm=local", "cam.warmup=0.3"),
     "clusters 0.3": ("cam.warm=clusters", "cam.warmup=0.3"),
+    "auto": ("cam.warm=shared", "cam.warmup=auto"),
 }
 FEW = ("simultaneous", "cluster_first", "alternating")  # schedules of the cures and of CIFAR-10
 CURES = {
@@ -89,25 +90,30 @@ def cases(seeds: Sequence[int], problems: Sequence[str]) -> list[Case]:
 
 
 def rank(case: Case) -> int:
-    """0: the question; then small progress, CIFAR-10, more seeds, and at last all other combinations."""
-    schedules = FEW if case.method == "fesem+cam" or "local" in case.warmup else SCHEDULES[:4]
-    core = not case.schedule or (
-        case.schedule in (FEW[1:] if case.first else schedules)
-        and case.warmup in ("none", "shared 0.3", "local 0.1", "local 0.3")
-        and case.first in ("", "K-means first")
+    """0: the question; then CIFAR-10, more seeds, and at last all other combinations."""
+    cure = case.method == "ifca+cam" and case.warmup == "none" and case.schedule == "cluster_first"
+    core = case.method in ("ifca", "fesem") or (
+        case.schedule in (("cluster_first", "simultaneous") if case.warmup in ("auto", "none") else FEW[1:2])
+        and case.warmup in ("none", "shared 0.3", "local 0.3", "clusters 0.3", "auto")
+        and (cure or case.first == expected_first(case))
     )
     if not core:
         return 4
     if case.problem == "cifar10":
-        return 1 if case.progress == "large" and case.seed < 2 and case.schedule != "alternating" else 3
-    return 2 if case.seed > 2 else case.progress == "small"
+        return 1 if case.progress == "large" and case.seed < 3 else 3
+    return 2 if case.seed > 2 else 0
+
+
+def expected_first(case: Case) -> str:
+    """Of a loss-based base K-means finds the first clusters, unless the warm-up or its own way does."""
+    return "K-means first" if case.method == "ifca+cam" and case.warmup in ("none", "shared 0.3") else ""
 
 
 def settings_of(problem: str) -> Iterator[tuple[str, str, str, str]]:
     """(method, schedule, warm-up, first clusters) of a problem."""
     yield from ((method, "", "", "") for method in ("fedavg", "ifca", "fesem"))
     small = problem == "cifar10"
-    warm_ups = ["none", "shared 0.3", "local 0.1", "local 0.3"] if small else list(WARM_UPS)
+    warm_ups = ["none", "shared 0.3", "local 0.1", "local 0.3", "auto"] if small else list(WARM_UPS)
     for schedule in FEW if small else SCHEDULES:
         for warmup in warm_ups:
             for method in ("ifca+cam", "fesem+cam"):
@@ -139,7 +145,7 @@ def outcome(case: Case, more: Sequence[str], miniature: bool) -> dict[str, Any]:
     session = InProcessSession(plan)
     if "scale" in CURES.get(case.first, ()):
         smaller_outputs(session, 0.1)
-    began, rows, last = time.process_time(), [], None
+    began, rows, parts, last = time.process_time(), [], {}, None
     for round in range(1, config.rounds + 1):
         report = session.run_round(round)
         metrics, c = report.metrics, report.assignment
@@ -148,6 +154,7 @@ def outcome(case: Case, more: Sequence[str], miniature: bool) -> dict[str, Any]:
         )
         moved = None if c is None or last is None else int((c != last).sum())
         rows.append([metrics["federated_objective"], accuracy, moved])
+        parts = {name: rounded(metrics[name]) for name in metrics if name.startswith("part_")} or parts
         last = c
     session.close()
     sizes = None if last is None else np.bincount(last[last >= 0], minlength=config.clusters)
@@ -158,6 +165,7 @@ def outcome(case: Case, more: Sequence[str], miniature: bool) -> dict[str, Any]:
         "ari": rounded(metrics.get("ari")),
         "used": None if sizes is None else int((sizes > 0).sum()),
         "largest": None if sizes is None else rounded(sizes.max() / sizes.sum()),
+        "parts": parts,
         "seconds": rounded(time.process_time() - began),
     }
 

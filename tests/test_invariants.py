@@ -164,6 +164,22 @@ def test_the_scan_sees_a_pickle(line: str) -> None:
     assert not list(pickles(ast.parse("np.load(p, allow_pickle=False)")))
 
 
+OF_RUNS = {"status.json", "sweep.yaml", "trials.csv"}  # files whose content only `archipelago/runs/` knows
+
+
+def run_files(tree: ast.AST) -> Iterator[str]:
+    """Names of files of runs and sweeps that a file has as text, apart from sentences."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in OF_RUNS:
+            yield node.value
+
+
+def test_one_package_reads_and_writes_run_and_sweep_directories() -> None:
+    assert list(run_files(ast.parse("(path / 'status.json').read_text()"))) == ["status.json"]
+    others = [path for path in FILES if not path.is_relative_to(ROOT / "archipelago" / "runs")]
+    assert {name(path): found for path in others if (found := list(run_files(parsed(path))))} == {}
+
+
 # Randomness
 
 DRAWS = {  # torch's draws, which need generator=...

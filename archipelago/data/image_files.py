@@ -26,12 +26,15 @@ from archipelago.data.files import NO_FILES, Damaged, check_md5, fetch, fetch_hi
 from archipelago.data.mapped import Recipe, cache_choices, in_chunks, stored
 from archipelago.data.options import AttributeOptions, ImageSizeOptions
 
+MOST_PIXELS = 1 << 26  # of one image: 0.2 GB while it is decoded
+
 
 def read_image(name: str, path: Path, side: int, mode: str = "RGB") -> Array:
     """One image as uint8 (channels, side, side), resized (bicubic) where it has another size."""
     try:
         _refuse_pipe(path)
         with Image.open(path) as image:
+            _refuse_size(name, path, image.size)
             pixels = image.convert(mode)
             if pixels.size != (side, side):
                 pixels = pixels.resize((side, side), Image.Resampling.BICUBIC)
@@ -49,6 +52,13 @@ def _refuse_pipe(path: Path) -> None:
         raise UserError(
             f"Expected images to be files, got {path}, a pipe or a device: take it out of the folder."
         )
+
+
+def _refuse_size(name: str, path: Path, size: tuple[int, int]) -> None:
+    """By its header alone. (Pillow refuses images of more than twice the number that it warns of, 89 million.)"""
+    if size[0] * size[1] > MOST_PIXELS:
+        count = f"{size[0]:,} x {size[1]:,} pixels, and {MOST_PIXELS:,} are the most"
+        raise _too_large(name, path, ValueError(count))
 
 
 def _too_large(name: str, path: Path, error: Exception) -> UserError:
@@ -134,6 +144,7 @@ class CelebaOptions(ImageSizeOptions, AttributeOptions):
     fetch=_celeba_fetch,
     seeded=False,
     owners=True,
+    reads=("mapped", "cache", "test_fraction"),
 )
 def celeba(settings: DataSettings, options: CelebaOptions, seed: int) -> Dataset:
     """Owners are the persons; `data.test_fraction` of each person's photographs is held out (FeSEM, LEAF).
@@ -211,6 +222,7 @@ def _tiny_fetch(settings: DataSettings) -> Path:
     files=lambda settings: _tiny_files(settings)[:1] + _tiny_files(settings)[2:],
     fetch=_tiny_fetch,
     seeded=False,
+    reads=("mapped", "cache"),
 )
 def tiny_imagenet(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """Train = the training part, test = the validation part (the official test part has no labels)."""
@@ -317,6 +329,7 @@ class ImageFolderOptions(ImageSizeOptions):
     present=lambda settings: str(root_of(settings)) if _class_folders(settings) else None,
     files=lambda settings: _folders(root_of(settings), settings) if _class_folders(settings) else [],
     seeded=False,
+    reads=("mapped", "cache", "test_fraction"),
 )
 def image_folder(settings: DataSettings, options: ImageFolderOptions, seed: int) -> Dataset:
     """As torchvision's ImageFolder finds them. Without a test part, `data.test_fraction` is held out.
@@ -409,6 +422,7 @@ def _side_of(path: Path) -> int:
     try:
         with Image.open(path) as image:
             width, height = image.size
+        _refuse_size("image_folder", path, (width, height))
     except Image.DecompressionBombError as error:
         raise _too_large("image_folder", path, error) from error
     except (OSError, UnidentifiedImageError) as error:

@@ -104,7 +104,12 @@ def _samples_of(federation: Federation, client: int) -> ClientSamples:
 def _stages_of(federation: Federation) -> tuple[ServerStage, ...]:
     """What the server knows of data that changes."""
     stages = () if federation.drift is None else federation.drift.stages
-    return tuple(ServerStage(each.round, each.sizes, each.groups, each.present) for each in stages)
+    return tuple(
+        ServerStage(
+            each.round, each.sizes, each.groups, each.present, federation.label_counts(JUDGED, each.clients)
+        )
+        for each in stages
+    )
 
 
 def _check_attack(config: ExperimentSettings, federation: Federation, attacking: Any) -> None:

@@ -17,6 +17,7 @@ run's files end up equal, byte by byte, to those of a run that was never disturb
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -38,7 +39,13 @@ from archipelago.core import vocabulary
 from archipelago.core.causes import sentence_of
 from archipelago.core.errors import RunFailure, UserError
 from archipelago.core.files import complete_lines, sync_folder, whole_file, write_whole
-from archipelago.core.own_files import is_own_file, numbered_files, refuse_links, remove_own_files
+from archipelago.core.own_files import (
+    is_own_file,
+    kept_logger_files,
+    numbered_files,
+    refuse_links,
+    remove_own_files,
+)
 from archipelago.runs import identity
 from archipelago.runs.checkpoints import (
     StoredParts,
@@ -62,6 +69,7 @@ if TYPE_CHECKING:
 TRACEBACK = "traceback.txt"  # of a run that failed, for whoever looks for the reason in the code
 MODEL_FORMAT = "archipelago-model-1"
 _TABLES = ("metrics.csv", "timings.csv", "events.jsonl", "clients.parquet", "assignments.parquet")
+_MADE_AT_THE_END = ("tsne",)  # tables in `records/` that a checkpoint does not stand on
 _RECORD_NAME = re.compile(r"[A-Za-z0-9_]+")
 
 
@@ -73,6 +81,9 @@ class RunDirectory:
         self.path = path
         self._made: list[Path] = []  # folders above it that were made for it
         self._environment: Mapping[str, Any] | None = None
+        self._only_expected = (
+            False  # whether `environment.json` has what will be computed on, and nothing was yet
+        )
         self._may_append = False  # an opened run may end in a torn line
         self._lock = lock
         self._metrics = CsvFile(path / "metrics.csv")
@@ -80,6 +91,7 @@ class RunDirectory:
         self._events = EventsFile(path / "events.jsonl")
         self._clients = LongTable(path, "clients")
         self._assignments = LongTable(path, "assignments")
+        self._records: dict[str, str] = {}  # of the tables in `records/`: {name: digest}
         self._status = read_status(path)
 
     @classmethod
@@ -89,8 +101,12 @@ class RunDirectory:
         config_yaml: str,
         environment: Mapping[str, Any],
         federation: Federation | None = None,
+        code: Iterable[str] = (),
     ) -> RunDirectory:
-        """Make a new run directory; anything that already lives under that name is a `UserError`."""
+        """Make a new run directory; anything that already lives under that name is a `UserError`.
+
+        `code` names the modules and import paths of somebody's own that it imports.
+        """
         path = Path(path)
         refuse_what_is_there(path, config_yaml)
         # Process ids repeat on other nodes of a shared folder: the name of another one's is never met by chance.
@@ -112,7 +128,7 @@ class RunDirectory:
             write_whole(building / vocabulary.FILE, _json(vocabulary.describe(settings_of(config_yaml))))
             if federation is not None:
                 write_federation(building, federation)
-            made = identity.describe(settings_of(config_yaml), building)
+            made = identity.describe(settings_of(config_yaml), building, code)
             write_whole(building / identity.FILE, _json(made))
             status = Status("running", 0, settings_of(config_yaml).get("rounds"), identity=made["identity"])
             write_whole(building / "status.json", status_text(status))
@@ -197,8 +213,10 @@ class RunDirectory:
         self._set_status("running", rounds_done=round)
 
     def digests(self, round: int) -> dict[str, str]:
-        """The digests of the rows up to `round`, as its checkpoint remembers them."""
-        return {"metrics.csv": self._metrics.chain[round]} if round in self._metrics.chain else {}
+        """The digests of what the rounds up to `round` wrote, as its checkpoint remembers them."""
+        tables = {"metrics.csv": self._metrics, "timings.csv": self._timings}
+        found = {name: file.chain[round] for name, file in tables.items() if round in file.chain}
+        return found | {"events.jsonl": self._events.digest(), "records": _digest_of(self._records)}
 
     def record(self, name: str, round: int, columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write `records/NAME-ROUND.parquet`: a table of one round that the figures need."""
@@ -206,9 +224,10 @@ class RunDirectory:
 
         rounds = np.full(len(next(iter(columns.values()))), round, np.int32)
         table = pa.table({"round": rounds, **columns})
-        write_rounds(
-            self.path / "records" / f"{_record_name(name)}-{round:06d}.parquet", lambda: iter([table])
-        )
+        path = self.path / "records" / f"{_record_name(name)}-{round:06d}.parquet"
+        write_rounds(path, lambda: iter([table]))
+        if name not in _MADE_AT_THE_END:
+            self._records[path.name] = _digest_of_file(path)
 
     def truncate(self, round: int) -> None:
         """Forget everything later than `round`, so that the run can be resumed from that round's checkpoint."""
@@ -217,6 +236,7 @@ class RunDirectory:
         for number, record in numbered_files(self.path / "records"):
             if number > round and _is_record(record):
                 record.unlink()
+        self._records = self._recorded(round)
         for number, later in checkpoints(self.path):
             if number > round:
                 remove_checkpoint(later)
@@ -253,26 +273,51 @@ class RunDirectory:
     def complete_rounds(self) -> int:
         """n, where everything that rounds 1 to n measured is in the tables: a resume can stand on no later one."""
         clients, assignments = self._clients.numbers(), self._assignments.numbers()
+        timed = self._timings.digests()
         complete = 0
         for row in read_numbers(self.path / "metrics.csv"):
             number, evaluated = row["round"], any(name.startswith("micro_") for name in row)
             if number != complete + 1 or (evaluated and number not in clients):
                 break
-            if "cluster_sizes" in row and number not in assignments:
+            if ("cluster_sizes" in row and number not in assignments) or number not in timed:
                 break
             complete = number
         return complete
 
-    def standing(self, round: int) -> bool:
-        """Whether the rows that the checkpoint of `round` stands on are those that were written."""
+    def changed(self, round: int) -> str | None:
+        """What the checkpoint of `round` stands on and is not as it was written, in words; None if all of it is."""
+        stated = self._stated(round)
+        for name, file in (("metrics.csv", self._metrics), ("timings.csv", self._timings)):
+            if name in stated and file.digests().get(round) != stated[name]:
+                return f"{name} is not as it was written"
+        if "records" in stated and _digest_of(self._recorded(round)) != stated["records"]:
+            return "a table of records/ is missing, or not as it was written"
+        return None
+
+    def lost_events(self, round: int) -> str | None:
+        """That events from before the checkpoint of `round` are gone, in words: no resume brings them back."""
+        stated = self._stated(round).get("events.jsonl")
+        if stated is None or self._events.begins_with(stated):
+            return None
+        return (
+            f"events.jsonl is not as it was written: what it said of the rounds up to {round} may be missing."
+        )
+
+    def _stated(self, round: int) -> Mapping[str, str]:
+        """The digests that the checkpoint of `round` remembers; empty of one of another run."""
         try:
             parts = StoredParts(self.path / "checkpoints" / f"round-{round:06d}")
         except UserError:
-            return True  # its manifest is damaged: whoever loads it says so
-        stated = parts.tables.get("metrics.csv")
-        if parts.identity not in (None, identity.identity_of(self.path)):
-            return True  # of another run: the same
-        return stated is None or self._metrics.digests().get(round) == stated
+            return {}  # its manifest is damaged: whoever loads it says so
+        return parts.tables if parts.identity in (None, identity.identity_of(self.path)) else {}
+
+    def _recorded(self, round: int) -> dict[str, str]:
+        """{name: digest} of the tables in `records/` of the rounds up to `round`."""
+        return {
+            path.name: _digest_of_file(path)
+            for number, path in numbered_files(self.path / "records")
+            if number <= round and not path.name.startswith(_MADE_AT_THE_END) and _is_record(path)
+        }
 
     def adopt(self, other: Path, round: int) -> None:
         """The rounds up to `round` of another, finished run in place of what is here.
@@ -288,8 +333,9 @@ class RunDirectory:
             for number, record in numbered_files(other / "records"):
                 if number <= round:
                     _copy(record, self.path / "records" / record.name)
-            if (other / "tensorboard").is_dir():  # what is later is purged by its own logger
-                shutil.copytree(other / "tensorboard", self.path / "tensorboard", dirs_exist_ok=True)
+            for name in kept_logger_files(other):  # what is later, its logger purges
+                (self.path / name).parent.mkdir(exist_ok=True)
+                _copy(other / name, self.path / name)
             self.truncate(round)
         except (UserError, ValueError, OSError) as error:
             for name in _TABLES:
@@ -375,12 +421,26 @@ class RunDirectory:
         self._status = replace(self._status, state=state, rounds_done=done, sentence=sentence)
         write_whole(self.path / "status.json", status_text(self._status), durable=durable)
 
+    def expects_to_compute_on(self, compute: Mapping[str, Any]) -> None:
+        """Say so in `environment.json` of a new run, until `computes_on` knows what did the work."""
+        path = self.path / "environment.json"
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        if not whole.get("resumed") and "compute" not in whole:
+            whole["compute"] = dict(compute)
+            write_whole(path, _json(whole))
+            self._only_expected = True
+
     def computes_on(self, round: int, compute: Mapping[str, Any]) -> None:
-        """Say in `environment.json` what this process's part of the run computes on, and in an event if it changed."""
+        """After a round: what this process's part of the run computed on, in `environment.json`.
+
+        An event says if that is something else than before.
+        """
         path = self.path / "environment.json"
         whole = json.loads(path.read_text(encoding="utf-8"))
         parts = [whole, *whole.get("resumed", [])]
-        before = next((part["compute"] for part in reversed(parts) if "compute" in part), compute)
+        known = [] if self._only_expected else [part["compute"] for part in parts if "compute" in part]
+        before = known[-1] if known else compute
+        self._only_expected = False
         parts[-1]["compute"] = dict(compute)
         write_whole(path, _json(whole))
         if _arithmetic(before) != _arithmetic(compute):
@@ -398,8 +458,8 @@ class RunDirectory:
             first, warnings = {}, [f"{path.name} was damaged or missing and was written anew."]
         else:
             warnings = environment_differences(first, environment)
-        for name in identity.changed_plugins(self.path, settings_of(self.config_yaml)):
-            warnings = [*warnings, f"The plug-in {name} is not the one that the run was made with."]
+        for name in identity.changed_code(self.path):
+            warnings = [*warnings, f"The code of {name} is not the one that the run was made with."]
         for warning in warnings:
             self.note(round, warning)
         first["resumed"] = [*first.get("resumed", []), dict(environment)]
@@ -440,6 +500,14 @@ def write_federation(folder: Path, federation: Federation) -> None:
         whole = [pa.table(columns)]
         write_rounds(tables / f"{name}.parquet", whole.__iter__)
     write_whole(tables / "facts.json", _json(federation.facts()))
+
+
+def _digest_of_file(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+
+
+def _digest_of(records: Mapping[str, str]) -> str:
+    return hashlib.blake2b(json.dumps(sorted(records.items())).encode(), digest_size=16).hexdigest()
 
 
 def _copy(source: Path, target: Path) -> None:

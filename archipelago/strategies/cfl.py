@@ -124,7 +124,16 @@ class CFL(ClusteredModels):
         known=(
             Known("cost", "participation", "a client never seen compares all models, once", limit=3.0),
             Known(
-                "groups", "participation", "a round's four clients show no difference that is more than noise"
+                "cost",
+                "stragglers",
+                "a training to measure gamma by is whole, also at a straggler",
+                limit=3.8,
+            ),
+            Known(
+                "groups",
+                "participation",
+                "a round's four clients show no difference that is more than noise",
+                limit=-0.06,
             ),
             Known(
                 "groups",

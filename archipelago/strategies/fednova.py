@@ -76,7 +76,6 @@ class FedNova(SingleModel):
             Known(
                 "oscillation", "stragglers", "a single mini-batch is scaled to everybody's steps", limit=0.22
             ),
-            Known("oscillation", "fast", "learns unsteadily where FedAvg learns nothing", limit=0.2),
         ),
     )
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from archipelago.core.settings import setting
 from archipelago.strategies.addon import ADDONS, Addon
 from archipelago.strategies.base import UNASSIGNED, ClusteredModels, SingleModel, Strategy, bases_of
-from archipelago.strategies.expectations import Cost, Expectations
+from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.penalties import Penalty, Proximal
 from archipelago.strategies.references import Indices
@@ -43,7 +43,17 @@ class ProxOptions:
 class Prox(Addon[SingleModel | ClusteredModels]):
     """(mu / 2) ||theta - start||^2."""
 
-    expects = Expectations(cost=Cost())
+    expects = Expectations(
+        cost=Cost(),
+        known=(
+            Known(
+                "accuracy", ALL, "a pull of 0.95 towards the start shortens every client's way", limit=0.09
+            ),
+            Known(
+                "accuracy", "slow", "a pull of 0.95 towards the start shortens every client's way", limit=0.11
+            ),
+        ),
+    )
 
     Options = ProxOptions
 

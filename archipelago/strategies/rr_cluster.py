@@ -78,7 +78,8 @@ class RRCluster(Addon[ClusteredModels]):
         given = self.rebalanced(base, c) if base.by_loss else c
         theta = base.train(fleet, given)
         if base.by_loss:
-            base.settle(fleet, theta, given)
+            settled = base.settle(fleet, theta, given)
+            c, given = np.where(settled == given, c, settled), settled  # a base may split clusters here (CFL)
         else:
             c = base.settle(fleet, theta, c)
             given = self.rebalanced(base, c)

@@ -24,8 +24,8 @@ from benchmarks.behaviour.situations import BASELINE, SEEDS, settings
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGIES = ROOT / "archipelago" / "strategies"
 PROMISES = STRATEGIES / "expectations.py"
-SHARED = ("actors", "lightning_modules", "archipelago/core", "archipelago/data", "benchmarks/behaviour/cells.py",
-          "benchmarks/behaviour/parts.py")  # fmt: skip
+SHARED = ("actors", "lightning_modules", "archipelago/core", "archipelago/data", "archipelago/experiments",
+          "benchmarks/behaviour/cells.py", "benchmarks/behaviour/parts.py")  # fmt: skip
 REDUCED = ("iid", "rotations")  # CI: these, every base, the first seed, and each add-on once
 
 

@@ -59,11 +59,23 @@ class Engine:
         self.model, self.samples = model, samples
         self.options = self.Options() if options is None else options
         self.notes: list[str] = []
+        self.name = ""  # that it is registered by; `make_engine` says it
         model.forward_pass = None  # torch's own, unless this engine says otherwise
 
     @classmethod
     def check(cls, options: Any) -> None:
         """A `UserError` about options that it cannot work with, before anything is started."""
+
+    @classmethod
+    def begin(cls) -> None:
+        """Start in the background what takes long and needs no data; the driver calls it before it does anything."""
+
+    def ran(self) -> set[str]:
+        """Names of the engines that trained here so far: its own, unless it leaves jobs to another one.
+
+        A run records them, so that an engine that falls back must say so: then it is empty until something is trained.
+        """
+        return {self.name}
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[TrainResult]:
         """Run the jobs, in order."""
@@ -176,4 +188,6 @@ def make_engine(name: str, model: FlatModel, samples: Samples, settings: Any = N
     entry = engine_entry(name, model.device.type)
     if settings is not None:
         model.recipe = Recipe.of(settings, samples.given.mean, samples.given.std)
-    return entry.value(model, samples, entry.options_from(settings))
+    engine = entry.value(model, samples, entry.options_from(settings))
+    engine.name = entry.name
+    return engine

@@ -206,6 +206,12 @@ def test_what_goes_wrong_in_a_client_is_reported_as_it_happened(five_actors: Ray
     with pytest.raises(ClientFailure, match="Client 0 failed in round 3 during evaluation on test data"):
         session.run_round(3)
 
+    killers.arm(
+        "training", after=4, action="exit"
+    )  # a failure of the module's, and neither a loss nor an end
+    with pytest.raises(ClientFailure, match=r"Client 1 failed in round 3 .*sys\.exit\(0\)"):
+        session.run_round(3)
+
     killers.arm("training", after=7, action="nan")
     report = session.run_round(4)
     assert report.metrics["dropped"] == 1

@@ -83,13 +83,17 @@ def test_demonstration_as_a_user_runs_it(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = (tmp_path / "runs").iterdir()
-    assert {row.status for row in read_rows(made)} == {"finished"} and len(read_rows(made)) == 15
+    assert {row.status for row in read_rows(made)} == {"finished"} and len(read_rows(made)) == 24
     found = [line.split() for line in done.stdout.splitlines()]
-    accuracy = {
-        line[0]: float(line[line.index("3") + 1]) for line in found if "3" in line[1:3] and "±" in line
-    }
-    assert set(accuracy) == {"FedAvg", "IFCA", "WeCFL", "IFCA+CAM", "FeSEM+CAM"}
-    assert all(accuracy[name] > accuracy["FedAvg"] + 5 for name in ("IFCA", "WeCFL", "FeSEM+CAM"))
+    accuracy = [
+        (line[0], float(line[line.index("3") + 1])) for line in found if "3" in line[1:3] and "±" in line
+    ]
+    rotated, skewed = dict(accuracy[:4]), dict(accuracy[-4:])
+    assert set(rotated) == set(skewed) == {"FedAvg", "IFCA", "FeSEM", "FeSEM+CAM"}
+    assert all(rotated[name] > rotated["FedAvg"] + 5 for name in ("IFCA", "FeSEM", "FeSEM+CAM"))
+    # Where groups have much in common, what they share is worth a model: the flagship's claim, in the first minute.
+    assert max(skewed, key=lambda name: skewed[name]) == "FeSEM+CAM"
+    assert "here it helped in 1 of 2" in done.stdout
     assert f"Report: {made / 'report/report.html'}" in done.stdout and (made / "report/report.html").is_file()
     assert next_steps().replace("archipelago ", "python -m platform.launch ") in done.stdout
     assert done.stdout.startswith(first_comment("comparison")) and "points" in done.stdout

@@ -77,6 +77,7 @@ class StackedEngine(Engine):
         self.why_not = reason_against(model)
         self.parts: StackedParts | None = None
         self._said: set[str] = set()
+        self._ran: set[str] = set()
 
     def make_parts(
         self, samples: DeviceSamples, *, bf16: bool = False, exact: tuple[int, int] | None = None
@@ -116,6 +117,10 @@ class StackedEngine(Engine):
             self.say(self.why_not)
         return self.parts
 
+    def ran(self) -> set[str]:
+        """Its own name, "loop", both, or (nothing was trained yet) neither."""
+        return self._ran | ({self.name} if self.parts is not None and self.parts.training.ran else set())
+
     def say(self, why: str) -> None:
         """Note once that something runs client by client."""
         if why not in self._said:
@@ -145,6 +150,7 @@ class StackedEngine(Engine):
                 return
         else:
             self.say(why)
+        self._ran.add("loop")
         yield from self.loop.train(jobs)
 
     def _train_stacked(self, jobs: Sequence[TrainJob], held: DeviceSamples) -> Iterator[TrainResult]:

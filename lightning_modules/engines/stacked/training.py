@@ -43,9 +43,11 @@ class StackedTraining:
         self._batch, self._pass, self._fixed = batch, samples, fixed
         self._memory = memory
         self.chunks = Chunks(memory, fixed, fixed=fixed is not None)
+        self.ran = False  # whether it trained anybody
 
     def run(self, work: Work) -> Outcome:
         """All clients, chunk by chunk; what comes out is written to tables as it is made."""
+        self.ran = True
         before = np.zeros(len(work), np.int64) if work.steps is None else work.steps
         steps = before + np.array([len(batches) // work.several for batches in work.batches])
         count, new = len(work), self._memory.empty
