@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,34 @@ class BlockDevice:
     tier: str = "exact"
     mps: bool = False  # whether NVIDIA's Multi-Process Service runs there
     cuda: bool = True  # whether torch is built for GPUs there
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What one block of clients says when a round commits."""
+
+    notes: Sequence[str] = ()  # for the user
+    engines: Collection[str] = ()  # that trained there so far, as `Engine.ran` says
+    host: str = ""  # where it is; empty in this process
+
+
+def notes_of(blocks: Sequence[Committed]) -> list[str]:
+    """What blocks say, each sentence once; with the hosts that it is true of, where it is not true of all.
+
+    >>> notes_of([Committed(["No compiler."], (), "a"), Committed([], (), "a"), Committed([], (), "b")])
+    ['No compiler. (On a.)']
+    >>> notes_of([Committed(["No compiler."], (), "a"), Committed([], (), "a")])
+    ['No compiler.']
+    """
+    hosts = {block.host for block in blocks}
+    said: dict[str, set[str]] = {}
+    for block in blocks:
+        for note in block.notes:
+            said.setdefault(note, set()).add(block.host)
+    return [
+        note if found == hosts else f"{note} (On {', '.join(sorted(found))}.)"
+        for note, found in sorted(said.items())
+    ]
 
 
 @dataclass(frozen=True)
@@ -54,8 +82,13 @@ class Compute:
         return {**asdict(self), "notes": list(self.notes), "sentence": self.sentence}
 
 
-def compute_of(blocks: Sequence[BlockDevice], gpus: float, precision: str, idle: str = "") -> Compute:
-    """What these blocks compute on; `idle` says which GPUs of the cluster they leave alone."""
+def compute_of(
+    blocks: Sequence[BlockDevice], gpus: float, precision: str, idle: str = "", ran: Collection[str] = ()
+) -> Compute:
+    """What these blocks compute on; `idle` says which GPUs of the cluster they leave alone.
+
+    `ran`: the engines that trained, once they have; an engine may leave clients to another one.
+    """
     found: dict[str, set[str]] = {}
     for number, block in enumerate(blocks):
         found.setdefault(block.name, set()).add(block.identity or str(number))
@@ -70,7 +103,7 @@ def compute_of(blocks: Sequence[BlockDevice], gpus: float, precision: str, idle:
         devices={name: len(which) for name, which in sorted(found.items())},
         blocks=len(blocks),
         gpus_per_actor=gpus,
-        engine=" and ".join(sorted({block.engine for block in blocks})),
+        engine=" and ".join(sorted(ran or {block.engine for block in blocks})),
         precision=precision,
         determinism=weakest,
         notes=tuple(notes),

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Columns that are watched: what it is called, and how a round's metrics say it (the first that is there counts).
-WATCHED = {"recovery_time": ("micro_accuracy",), "recovery_time_ari": ("ari",)}
+from archipelago.core.metrics import Spec
+
+
+def watched(specs: Iterable[Spec]) -> dict[str, str]:
+    """Column -> the metric of a round whose recovery it counts; the first metric of clients gives the plain name.
+
+    >>> from archipelago.core.metrics import specs
+    >>> watched(specs())
+    {'recovery_time': 'micro_accuracy', 'recovery_time_ari': 'ari'}
+    """
+    found: dict[str, str] = {}
+    for spec in specs:
+        if "recovery" in spec.shown:
+            clients = spec.over == "clients"
+            column = "recovery_time" if clients and not found else f"recovery_time_{spec.name}"
+            found[column] = f"micro_{spec.name}" if clients else spec.name
+    return found
 
 
 class Recovery:
@@ -16,8 +32,8 @@ class Recovery:
     no recovery time. If another drift comes before that, the level to reach stays and the count begins anew.
     """
 
-    def __init__(self, level: float) -> None:
-        self.level = level
+    def __init__(self, level: float, columns: Mapping[str, str]) -> None:
+        self.level, self.columns = level, columns
         self.drift = 0  # round of the last drift; 0: none yet
         self.last: dict[str, float] = {}  # at the last evaluation
         self.before: dict[str, float] = {}  # at the last one before the drift
@@ -31,16 +47,15 @@ class Recovery:
     def sees(self, round: int, metrics: dict[str, Any]) -> dict[str, Any]:
         """The columns of a round; `metrics` are those that it has already."""
         found: dict[str, Any] = {}
-        for name, columns in WATCHED.items():
-            value = next((metrics[each] for each in columns if metrics.get(each) is not None), None)
-            if value is None:
+        for name, metric in self.columns.items():
+            if (value := metrics.get(metric)) is None:
                 continue
             if name in self.before and name not in self.took and value >= self.level * self.before[name]:
                 self.took[name] = round - self.drift
             self.last[name] = float(value)
         if self.drift:
             found["rounds_since_drift"] = round - self.drift
-            found |= {name: self.took.get(name) for name in WATCHED if name in self.before}
+            found |= {name: self.took.get(name) for name in self.columns if name in self.before}
         return found
 
     def save_state(self) -> dict[str, Any]:

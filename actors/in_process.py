@@ -53,7 +53,7 @@ class InProcessSession:
             idle = ""
             if plan.gpus is None:  # or the rest of this machine is not this run's to use
                 idle = idle_gpus(plan.fleet, sized, len(plan.clients), 1, [here], cuda=cuda, alone=True)
-            self._compute = compute_of(self._blocks, self.gpus, setup.precision, idle)
+            self._idle, self._precision = idle, setup.precision
             self.fleet = InProcessFleet(made, plan.server.sizes, plan.server.not_finite)
             self.server = Server(plan.server, self.fleet, checkpoint.server if checkpoint else None)
             if checkpoint:
@@ -96,11 +96,11 @@ class InProcessSession:
         """One line."""
         count = len(self.fleet.layout)
         blocks = f"{count} block{'' if count == 1 else 's'}"
-        return f"{len(self.fleet.all_sizes)} clients in this process ({blocks}): {self._compute.sentence}"
+        return f"{len(self.fleet.all_sizes)} clients in this process ({blocks}): {self.compute().sentence}"
 
     def compute(self) -> Compute:
         """What the clients compute on."""
-        return self._compute
+        return compute_of(self._blocks, self.gpus, self._precision, self._idle, self.fleet.engines)
 
     def shortfall(self) -> str:
         """A GPU that torch cannot use."""

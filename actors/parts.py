@@ -8,6 +8,7 @@ variance of the summed logits. `archipelago/reports/health.py` reads the columns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,10 @@ def part_metrics(
     population: npt.NDArray[np.int64],
     weights: npt.NDArray[Any],
     fresh: float,
+    measured: Sequence[str],
 ) -> dict[str, float]:
     """The columns of every part of a prediction that names its parts; `weights` are aligned with the fleet's
-    clients, `fresh` is a norm."""
+    clients, `fresh` is a norm, `measured` are the metrics that are asked of a part alone."""
     names = prediction.names or []
     parts = {f"part{at}": model for at, model in enumerate(prediction.models)}
     described = fleet.describe(_described, stage="parts", **parts)
@@ -61,8 +63,9 @@ def part_metrics(
         columns = fleet.evaluate(_alone(prediction, at, holds), "test")
         ids = np.flatnonzero(holds)
         alone = {name: column[ids] for name, column in columns.items() if name != "client"}
-        if "accuracy" in alone:
-            found[f"part_{name}_accuracy"] = summarise(alone, weights[ids])["micro_accuracy"]
+        summed = summarise(alone, weights[ids])
+        for metric in (each for each in measured if each in alone):
+            found[f"part_{name}_{metric}"] = summed[f"micro_{metric}"]
         if whole > 0:
             found[f"part_{name}_variance"] = float(np.nansum(table[trains, at, 1])) / float(whole)
     return found

@@ -16,7 +16,7 @@ from actors.placement import Node, resolved
 from actors.rebalancing import expected_costs
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
-from actors.server import ServerSetup
+from actors.server_setup import ServerSetup
 from actors.shards import ClientShard
 from archipelago.core.settings import FleetSettings
 from archipelago.runs.checkpoints import StoredParts

@@ -7,6 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +15,13 @@ import numpy.typing as npt
 import ray
 
 from actors.client_states import State
-from actors.compute import BlockDevice
+from actors.compute import BlockDevice, Committed
 from actors.copies import SERVER, Copies
 from actors.fleet import Fleet
 from actors.reports import RoundReport
 from actors.requests import BlockSetup, ClientSamples
-from actors.server import Server, ServerSetup
+from actors.server import Server
+from actors.server_setup import ServerSetup
 from actors.shards import HeldStates, read_where_it_is
 from actors.team import Team
 from actors.watchdog import Watchdog
@@ -154,14 +156,14 @@ class ClientActor(_Member):
         """The committed states of all clients here, for the neighbour that holds the copy."""
         return self.block.snapshot()
 
-    def commit(self, round: int, epoch: int) -> list[str]:
+    def commit(self, round: int, epoch: int) -> Committed:
         """Make a round's changes permanent, here and in the copies; a server that was given up is not heard."""
         if (epoch, round) < (self.epoch, self.round + 1):
-            return []
-        notes = self.block.commit()
+            return Committed()
+        found = self.block.commit()
         self.copies.settle(round)
         self.round = round
-        return notes
+        return replace(found, host=f"node {ray.util.get_node_ip_address()}")
 
     def call(self, method: str, arguments: tuple[Any, ...], *arrays: npt.NDArray[Any]) -> Any:
         """Do what the fleet asks of a block."""

@@ -28,3 +28,4 @@ class RoundReport:
     timings: Mapping[str, float] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     records: Mapping[str, Mapping[str, npt.NDArray[Any]]] = field(default_factory=dict)  # tables for figures
+    engines: frozenset[str] = frozenset()  # that trained since these actors began

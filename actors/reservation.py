@@ -78,19 +78,24 @@ def reserve(
         _give_back(group)
         free = capacity(_free_nodes(), fleet)
         if time.monotonic() >= deadline:
-            has = f"is busy and has had capacity for {free} after {wait:g} s: wait until others are done"
-            if capacity(live_nodes(), fleet) < count:
-                has = f"has had no nodes for more than {free} after {wait:g} s: wait longer (fleet.wait)"
-            raise UserError(
-                f"Expected capacity for {_actors(count, fleet)}, but the cluster {has}, "
-                f"or ask for less (fleet.actors, fleet.cpus, {'fleet.gpus' if plan.fleet.gpus else 'fleet.gpus=0'}).",
-                code="capacity",
-                wanted=count,
-                capacity=free,
-            )
+            raise _no_capacity(plan, fleet, count, free, wait)
         if flexible:
             # One fewer at least: what is free may be scattered over devices and hold less than it seems.
             count = max(1, min(count - 1, free))
+
+
+def _no_capacity(plan: Plan, fleet: FleetSettings, count: int, free: int, wait: float) -> UserError:
+    """The sentence that says why there is no placement group."""
+    has = f"is busy and has had capacity for {free} after {wait:g} s: wait until others are done"
+    if capacity(live_nodes(), fleet) < count:
+        has = f"has had no nodes for more than {free} after {wait:g} s: wait longer (fleet.wait)"
+    return UserError(
+        f"Expected capacity for {_actors(count, fleet)}, but the cluster {has}, "
+        f"or ask for less (fleet.actors, fleet.cpus, {'fleet.gpus' if plan.fleet.gpus else 'fleet.gpus=0'}).",
+        code="capacity",
+        wanted=count,
+        capacity=free,
+    )
 
 
 def _give_back(group: Any) -> None:

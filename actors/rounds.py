@@ -40,7 +40,7 @@ class Ledger:
         self._stored: dict[int, npt.NDArray[np.bool_]] = {}  # address of a model -> which clients have it
         self._own: dict[str, set[int]] = {}  # private model -> clients that use it
         self._up: dict[str, set[int]] = {}
-        self._described = 0.0  # descriptors that clients sent, in models
+        self._described = self._described_bytes = 0.0  # descriptors that clients sent, in models and in bytes
         # Bytes by handle and client, where they are no plain model's.
         self._sent: dict[str, dict[int, float]] = {}
         # How many clients are behind what the server learns; None: not asked.
@@ -71,9 +71,10 @@ class Ledger:
         """Clients `ids` deliver their result of a call."""
         self._up.setdefault(handle, set()).update(ids.tolist())
 
-    def send(self, models: float) -> None:
-        """Clients deliver numbers that are no model, as many as this many models have."""
-        self._described += models
+    def send(self, numbers: int, size: int) -> None:
+        """Clients deliver numbers that are no model; a model has `size` of them."""
+        self._described += numbers / max(size, 1)
+        self._described_bytes += 4.0 * numbers
 
     def sends(self, handle: str, ids: Indices, sent: npt.NDArray[np.float64]) -> None:
         """Bytes that clients `ids` send of a call if they deliver it; 0 of a model as it is."""
@@ -114,7 +115,7 @@ class Ledger:
                 if name in self._sent
                 for i in ids
             ]
-            costs["cost_bytes_up"] = sum(sent) / count
+            costs["cost_bytes_up"] = (sum(sent) + self._described_bytes) / count
         if unit:
             costs["cost_computation"] = work / ((1.0 + BACKWARD) * unit)
         return costs

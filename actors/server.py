@@ -6,7 +6,7 @@ A plain class: the in-process session uses it as it is, and a ServerActor wraps 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,133 +15,26 @@ import numpy.typing as npt
 
 from actors import parts
 from actors.collusion import Collusion
-from actors.drift_recovery import Recovery
+from actors.drift_recovery import Recovery, watched
 from actors.exposure import Exposure
 from actors.fleet import Fleet
 from actors.metrics import clustering_metrics, summarise
-from actors.participation import Participants, held_out, participants, selected, visited
+from actors.participation import Participants, participants, selected, visited
 from actors.placement import trained_samples
 from actors.records import client_models
 from actors.reports import RoundReport
+from actors.server_setup import ServerSetup
 from archipelago.core.causes import exits_are_failures
 from archipelago.core.metrics import specs
 from archipelago.core.plugins import load_plugins
-from archipelago.core.settings import (
-    AggregationSettings,
-    AttackSettings,
-    EvaluationSettings,
-    LocalSettings,
-    ParticipationSettings,
-    ServerSettings,
-    UpdateSettings,
-)
-from archipelago.strategies import AnyMethod, Context, assemble, attacks
+from archipelago.strategies import AnyMethod, assemble, attacks
 from archipelago.strategies.base import UNASSIGNED
-from archipelago.strategies.local_steps import optimizer_of
 from archipelago.strategies.privacy import PrivacyBudget
 from archipelago.strategies.references import Prediction
 from archipelago.strategies.schedules import Rates
 from archipelago.strategies.updates import check_networks
 
 JUDGED = 500  # clients whose distances and labels judge a clustering: all pairs of them are compared
-
-
-@dataclass(frozen=True)
-class ServerStage:
-    """What holds from a round on, where data changes during a run."""
-
-    round: int
-    sizes: npt.NDArray[np.int64]
-    groups: npt.NDArray[np.int64]  # ground truth, -1 of clients that are away
-    present: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class ServerSetup:
-    """Everything a server needs to know besides its fleet."""
-
-    method: str
-    ensemble: list[str]
-    combine: str
-    options: dict[str, Any]
-    clients: int
-    holdout_clients: float
-    clusters: int
-    rounds: int
-    seed: int
-    weights: str
-    participation: ParticipationSettings
-    evaluation: EvaluationSettings
-    sizes: npt.NDArray[np.int64]
-    groups: npt.NDArray[np.int64] | None
-    has_validation: bool
-    not_finite: str
-    local: LocalSettings
-    aggregation: AggregationSettings
-    server: ServerSettings = field(default_factory=ServerSettings)
-    update: UpdateSettings = field(default_factory=UpdateSettings)
-    attack: AttackSettings = field(default_factory=AttackSettings)
-    attackers: tuple[int, ...] = ()
-    one_class: npt.NDArray[np.bool_] | None = None  # clients that train on one class; None without classes
-    label_counts: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = (
-        None  # of some clients, see `_judged`
-    )
-    levels: npt.NDArray[np.int64] | None = None  # (levels, clients) nested ground-truth groups
-    distributions: int = 0  # ground-truth distributions with held-out samples
-    compared_rounds: tuple[int, ...] = ()  # after which client models are written down
-    compared_clients: int = 200
-    plugins: tuple[str, ...] = ()  # modules that register what is looked up here
-    partition_seed: int | None = None  # says who is held out; None: `seed`
-    adoption: str = "labels"  # how clients that never train find a cluster
-    stages: tuple[ServerStage, ...] = ()  # the first is that of round 1; empty where nothing changes
-
-    def stage(self, round: int) -> ServerStage | None:
-        """What holds in a round; None where nothing ever changes."""
-        return next((each for each in reversed(self.stages) if each.round <= max(round, 1)), None)
-
-    def truth(self, round: int) -> npt.NDArray[np.int64] | None:
-        """The ground-truth groups in a round."""
-        stage = self.stage(round)
-        return self.groups if stage is None else stage.groups
-
-    @property
-    def held_out(self) -> npt.NDArray[np.int64]:
-        """Clients that never train."""
-        drawn_by = self.seed if self.partition_seed is None else self.partition_seed
-        return held_out(self.clients, self.holdout_clients, drawn_by)
-
-    def _known_groups(self) -> npt.NDArray[np.int64] | None:
-        """Every ground-truth group that there ever is."""
-        tables = [stage.groups for stage in self.stages] or ([] if self.groups is None else [self.groups])
-        if not tables:
-            return None
-        known = np.unique(np.concatenate(tables))
-        return known[known >= 0]
-
-    def context(self) -> Context:
-        """What the method may know."""
-        optimizer, momentum = optimizer_of(self.local)
-        return Context(
-            clients=self.clients,
-            clusters=self.clusters,
-            rounds=self.rounds,
-            seed=self.seed,
-            weights=self.weights,
-            lr=self.local.lr,
-            optimizer=optimizer,
-            momentum=momentum,
-            rates=Rates(self.local, self.rounds),
-            groups=self.groups,
-            truth=self.truth,
-            new_clients=self.held_out,
-            adoption=self.adoption,
-            known_groups=self._known_groups(),
-            has_validation=self.has_validation,
-            evaluate_every=self.evaluation.every,
-            evaluate_last=self.evaluation.last,
-            aggregation=self.aggregation,
-            server=self.server,
-        )
 
 
 class Server:
@@ -162,7 +55,8 @@ class Server:
         count, total = selected(setup.participation, len(self.population)), len(self.population)
         self.sizes, self.recovery = setup.sizes, None
         if setup.stages:
-            self.recovery = Recovery(setup.evaluation.recovery)
+            measured = specs(setup.plugins, also=setup.evaluation.metrics)
+            self.recovery = Recovery(setup.evaluation.recovery, watched(measured))
         self.privacy = PrivacyBudget.of(setup.update, count, count / total)
         self._enter(1)
         self.rates = Rates(setup.local, setup.rounds)
@@ -205,15 +99,7 @@ class Server:
             assert fleet.ledger.exposure is not None
             self.privacy.spend(fleet.ledger.exposure.behind())
             metrics["epsilon"] = self.privacy.epsilon()
-        if method.assignment is not None:
-            metrics |= clustering_metrics(
-                method.assignment, before, setup.truth(round), method.K, setup.plugins, self._judged(round)
-            )
-            if setup.levels is not None:
-                metrics["ari_by_level"] = [
-                    clustering_metrics(method.assignment, None, level, method.K)["ari"]
-                    for level in setup.levels
-                ]
+        metrics |= self._clustering(before, round)
         table, records = None, dict(method.records)
         if self._evaluates(round):
             table = self._evaluate(metrics, round)
@@ -232,8 +118,26 @@ class Server:
         seconds = dict(fleet.seconds)
         events += fleet.commit()
         seconds["round"] = time.perf_counter() - started
-        self.report = replace(report, timings=seconds, events=events)
+        self.report = replace(report, timings=seconds, events=events, engines=frozenset(fleet.engines))
         return self.report
+
+    def _clustering(self, before: npt.NDArray[np.int64] | None, round: int) -> dict[str, Any]:
+        """Metrics of the round's assignment; none of a method that has no clusters."""
+        setup, method = self.setup, self.method
+        if method.assignment is None:
+            return {}
+        metrics: dict[str, Any] = clustering_metrics(
+            method.assignment, before, setup.truth(round), method.K, setup.plugins, self._judged(round)
+        )
+        if setup.levels is not None:
+            each = [
+                clustering_metrics(method.assignment, None, level, method.K, setup.plugins)
+                for level in setup.levels
+            ]
+            for spec in specs(setup.plugins, over="clusters"):
+                if "levels" in spec.shown:
+                    metrics[f"{spec.name}_by_level"] = [found[spec.name] for found in each]
+        return metrics
 
     def committed_state(self) -> dict[str, Any]:
         """The state after the last round that was decided, whatever an attempt at the next one has changed."""
@@ -249,7 +153,9 @@ class Server:
         spread = np.unique(np.linspace(0, len(self.population) - 1, JUDGED).astype(np.int64))
         compared = self.method.proximity(self.population[spread])
         found = {} if compared is None or not len(compared[0]) else {"distances": compared}
-        return found if self.setup.label_counts is None else {**found, "labels": self.setup.label_counts}
+        stage = self.setup.stage(round)
+        counts = self.setup.label_counts if stage is None else stage.label_counts
+        return found if counts is None else {**found, "labels": counts}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold of the server."""
@@ -331,8 +237,10 @@ class Server:
             metrics |= {f"{split}_{name}": value for name, value in self._summary(ids, columns).items()}
             table |= {f"{split}_{name}": column for name, column in columns.items()}
         if prediction.names and parts.due(round, setup.rounds, setup.evaluation.every):
+            known = specs(setup.plugins, over="clients", also=setup.evaluation.metrics)
+            measured = [spec.name for spec in known if "parts" in spec.shown]
             metrics |= parts.part_metrics(
-                fleet, prediction, self.population, self.sizes[ids], self._fresh_norm
+                fleet, prediction, self.population, self.sizes[ids], self._fresh_norm, measured
             )
         if setup.evaluation.clusterability:
             metrics |= self._clusterability(fleet.select(np.intersect1d(ids, self.population)))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.reports import RoundReport
+from archipelago.core.traffic import bytes_moved
 from archipelago.core.vocabulary import Vocabulary, built_in, registered
 
 TAGS = ("run", "method", "data", "seed")
@@ -32,7 +33,7 @@ GAUGES = {
 }
 COUNTERS = {
     "archipelago_rounds_total": "Rounds run, repeated ones included",
-    "archipelago_bytes_total": "Bytes that models would take on the wire, by direction",
+    "archipelago_bytes_total": "Bytes of models that clients received and of updates that they sent, by direction",
 }
 EXTRA = {
     "archipelago_cluster_size": ("cluster",),
@@ -78,9 +79,8 @@ class Telemetry:
                 self._set("archipelago_round_seconds", seconds, stage=stage)
         instruments = _instruments()
         instruments["archipelago_rounds_total"].inc(1, tags=self._tags)
-        for direction in ("down", "up"):
-            models = metrics.get(f"cost_models_{direction}")  # per participant
-            moved = float(models) * float(metrics["participants"]) * self._model_bytes if models else 0.0  # type: ignore[arg-type]  # numbers
+        for direction, size in (bytes_moved(metrics, self._model_bytes) or {}).items():
+            moved = size * float(metrics["participants"])  # type: ignore[arg-type]  # counted by the server
             if moved > 0:
                 instruments["archipelago_bytes_total"].inc(moved, tags={**self._tags, "direction": direction})
 

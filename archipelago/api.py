@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ from archipelago.core.errors import UserError
 from archipelago.core.plugins import import_path, is_ours, load_built_in
 from archipelago.core.registry import REGISTRIES
 from archipelago.runs import reader
-from archipelago.runs.storage import join, local_copy, read_text, writable
+from archipelago.runs.storage import local_copy, writable
+from archipelago.runs.sweeps import check_is_sweep, is_sweep, read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,8 +75,7 @@ class Sweep:
 
     def __init__(self, path: str | Path) -> None:
         self.address = str(path)
-        if read_text(join(self.address, "sweep.yaml")) is None:
-            raise UserError(f"There is no sweep {path}: expected sweep.yaml and trials.csv in it.")
+        check_is_sweep(self.address)
 
     @property
     def path(self) -> Path:
@@ -86,7 +87,7 @@ class Sweep:
         """One row a trial: name, group, seed, status, reason, run."""
         import pandas as pd
 
-        return pd.read_csv(self.path / "trials.csv", keep_default_na=False)
+        return pd.DataFrame([asdict(row) for row in read_rows(self.address)])
 
     @property
     def runs(self) -> list[Run]:
@@ -214,7 +215,6 @@ def resume(
     `trust`: import the code of somebody's own that a run from elsewhere names; it is asked for once for each run.
     """
     from archipelago.experiments import runner
-    from archipelago.runs.sweeps import is_sweep
     from archipelago.sweeps.runner import check_code, resume_sweep
 
     if is_sweep(path):

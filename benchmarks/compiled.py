@@ -1,6 +1,7 @@
 """The compiled engine beside PyTorch on one thread: steps, forward passes, IFCA's losses, and workload W.
 
-The torch side is the honest one: images normalised beforehand and `channels_last`, which is its faster memory format.
+The torch side is the honest one: images normalised beforehand and in the memory format channels_last, which is its
+faster one, for images of one channel as well (`pixel_by_pixel`); torch takes the best instructions of the processor.
 The compiled side pays for everything: bytes are gathered and normalised in every step. Small measurements are processor
 time, the least of many, so that other work on the machine does not count; workload W is seconds of rounds in turn, as
 in `workload_w`. With AVX-512, both builds are measured: the results have the same bits.
@@ -22,8 +23,11 @@ from torch.nn import functional as F
 from benchmarks.bare import Trainer, normalised
 from benchmarks.tables import spread, table, verdict
 from benchmarks.workload import MEAN, MINIATURE, STD, Workload
+from lightning_modules.samples import pixel_by_pixel
 
-LIMITS = {  # ratios that are promised; what is not here is shown
+# Ratios that are promised; what is not here is shown. IFCA's losses have no allowance for AVX2 (DECISIONS.md, B4): they
+# are promised where the processor has AVX-512, and shown for AVX2.
+LIMITS = {
     "avx512": {"cnn_cifar step": 0.35, "IFCA losses, K = 10": 0.35, "workload W": 0.40},
     "avx2": {"cnn_cifar step": 0.60, "workload W": 0.65},
 }
@@ -112,10 +116,9 @@ class Sides:
             self.bare.optimizer.step()
 
     def load(self, vector: torch.Tensor) -> None:
-        """Put a model into the bare network."""
-        nn.utils.vector_to_parameters(
-            vector[: sum(p.numel() for p in self.bare.parameters)], self.bare.parameters
-        )
+        """Put a model, running statistics included, into the bare network."""
+        buffers = [each for each in self.bare.network.buffers() if each.is_floating_point()]
+        nn.utils.vector_to_parameters(vector, [*self.bare.parameters, *buffers])
 
     def compiled_losses(self, models: list[Any]) -> list[float]:
         """Mean loss of each model on a client's images, as the platform computes it."""
@@ -144,7 +147,7 @@ def _normalised(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
         return normalised(workload)
     x, y = workload.images()
     images = torch.from_numpy(x).float().div_(255).sub_(MEAN[0]).div_(STD[0])
-    return images, torch.from_numpy(y)
+    return pixel_by_pixel(images), torch.from_numpy(y)
 
 
 def of_network(name: str, repeats: int, samples: int) -> dict[str, dict[str, float]]:
@@ -153,8 +156,7 @@ def of_network(name: str, repeats: int, samples: int) -> dict[str, dict[str, flo
     start, rng = sides.job.start, np.random.default_rng(1)
     models = [(start + 0.01 * rng.standard_normal(len(start))).astype(np.float32) for _ in range(MODELS)]
     ours, theirs = sides.compiled_losses(models[:2]), sides.torch_losses(models[:2])
-    if name != "cnn_fashion":  # evaluation takes running statistics, which the bare network does not load
-        assert np.allclose(ours, theirs, rtol=1e-4), (ours, theirs)
+    assert np.allclose(ours, theirs, rtol=1e-4), (ours, theirs)
 
     def losses(repeats: int, count: int) -> dict[str, float]:
         return least(
@@ -235,6 +237,6 @@ def report(result: dict[str, Any]) -> str:
             rows.append(
                 [name, f"{each['compiled_ms']:.2f}", f"{each['torch_ms']:.2f}", f"{each['ratio']:.3f}", said]
             )
-        title = f"Engine compiled, {instructions}, beside torch (channels_last), one thread, batches of 32"
+        title = f"Engine compiled, {instructions}, beside torch (images in channels_last), one thread, batches of 32"
         parts.append(table(title, ["", "compiled ms", "torch ms", "ratio", "limit"], rows))
     return "\n".join(parts)

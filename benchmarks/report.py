@@ -82,10 +82,13 @@ def _measure(sweep: Path) -> tuple[float, int]:
 def write_sweep(folder: Path, runs: int, rounds: int, clients: int) -> None:
     """Run directories in groups of five seeds, methods x K on four problems, and the files of a sweep."""
     (folder / "runs").mkdir(parents=True)
-    (folder / "sweep.yaml").write_text("sweep: {}\n")
+    from archipelago.runs.sweeps import Row, write_rows
+    from archipelago.runs.sweeps import write_sweep as write_document
+
+    write_document(str(folder), {"sweep": {}})
     shared = folder / "shared"
     _shared_files(shared, rounds, clients)
-    lines = ["trial,group,seed,status,reason,run"]
+    rows = []
     for number in range(runs):
         group, seed = divmod(number, 5)
         data, split = PROBLEMS[group % len(PROBLEMS)]
@@ -96,8 +99,9 @@ def write_sweep(folder: Path, runs: int, rounds: int, clients: int) -> None:
                   "partition": {"name": split, "alpha": 0.1, "alpha_within": 10.0},
                   "local": {"steps": 10, "lr": 0.001, "batch": 32}}  # fmt: skip
         _write_run(folder / "runs" / f"t{number}", config, shared, number)
-        lines.append(f"t{number},{method} {data} {split} {clusters},{seed},finished,,runs/t{number}")
-    (folder / "trials.csv").write_text("\n".join(lines) + "\n")
+        name = f"{method} {data} {split} {clusters}"
+        rows.append(Row(f"t{number}", name, seed, "finished", run=f"runs/t{number}"))
+    write_rows(str(folder), rows)
 
 
 def _write_run(path: Path, config: dict[str, Any], shared: Path, number: int) -> None:

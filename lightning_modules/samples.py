@@ -131,11 +131,7 @@ class Samples:
         self._mean = torch.from_numpy(np.array(mean, np.float32)).reshape(shape)
         self._std = torch.from_numpy(np.array(std, np.float32)).reshape(shape)
         self._plain = bool((self._mean == 0).all()) and bool((self._std == 1).all())
-        self._format = (
-            torch.channels_last
-            if channels_last and x.ndim == 4 and x.shape[1] > 1
-            else torch.contiguous_format
-        )
+        self._pixel_by_pixel = channels_last and x.ndim == 4
         self._last: _LastInputs | None = None
         self._position: Tensor | None = None
         if normalise == "actor" and used is not None:
@@ -149,7 +145,8 @@ class Samples:
         """Inputs and targets of some samples, on the device."""
         rows = tensor_of(np.asarray(index, np.int64))
         if self._position is not None:
-            x = self._x[self._position[rows].to(self._x.device)]  # keeps the format, as index_select does not
+            # Keeps the memory format, as index_select does not; of one channel it keeps none.
+            x = self._laid_out(self._x[self._position[rows].to(self._x.device)])
         else:
             x = self._normalised(self._x.index_select(0, rows))
         return x.to(self.device, non_blocking=True), self.targets(index)
@@ -159,7 +156,7 @@ class Samples:
     ) -> tuple[Tensor, Tensor]:
         """`batch` with inputs that somebody changes, in the memory format that they had."""
         x, y = self.batch(index)
-        return change(x).contiguous(memory_format=self._format), y
+        return self._laid_out(change(x)), y
 
     def raw(self) -> RawSamples:
         """The samples as they are stored, for who normalises them on the fly."""
@@ -198,4 +195,22 @@ class Samples:
         x = x.div_(255) if raw else x
         x = x if self._plain else x.sub_(self._mean).div_(self._std)
         # Last: channel by channel, the mean and the deviation are one number for a whole image at a time.
-        return x.contiguous(memory_format=self._format)
+        return self._laid_out(x)
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        """`x` in the memory format of all batches."""
+        return pixel_by_pixel(x) if self._pixel_by_pixel else x.contiguous()
+
+
+def pixel_by_pixel(x: Tensor) -> Tensor:
+    """Images in the memory format channels_last, as PyTorch recognises it.
+
+    One channel lies in memory the same way in both formats, and `contiguous` then leaves the strides of the plain one:
+    the first convolution would go by them, and all layers behind it.
+
+    >>> pixel_by_pixel(torch.zeros(2, 1, 5, 4)).stride()
+    (20, 1, 4, 1)
+    """
+    if x.shape[1] > 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    return x.contiguous().flatten(1).unflatten(1, (*x.shape[2:], 1)).permute(0, 3, 1, 2)

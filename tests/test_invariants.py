@@ -164,6 +164,45 @@ def test_the_scan_sees_a_pickle(line: str) -> None:
     assert not list(pickles(ast.parse("np.load(p, allow_pickle=False)")))
 
 
+OF_RUNS = {"status.json", "sweep.yaml", "trials.csv"}  # files whose content only `archipelago/runs/` knows
+
+
+def run_files(tree: ast.AST) -> Iterator[str]:
+    """Names of files of runs and sweeps that a file has as text, apart from sentences."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in OF_RUNS:
+            yield node.value
+
+
+def test_one_package_reads_and_writes_run_and_sweep_directories() -> None:
+    assert list(run_files(ast.parse("(path / 'status.json').read_text()"))) == ["status.json"]
+    others = [path for path in FILES if not path.is_relative_to(ROOT / "archipelago" / "runs")]
+    assert {name(path): found for path in others if (found := list(run_files(parsed(path))))} == {}
+
+
+# Sizes
+
+MOST_LINES, MOST_OF_A_FUNCTION = 405, 50  # "about 400", counted with comments and blank lines
+LONGER = {  # files that are one thing, and how long they are at most
+    "archipelago/strategies/base.py": 450,
+    "archipelago/strategies/femam.py": 430,
+}
+
+
+def test_modules_and_functions_stay_short() -> None:
+    long = {}
+    for path in FILES:
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > LONGER.get(name(path), MOST_LINES):
+            long[name(path)] = lines
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > MOST_OF_A_FUNCTION:
+                    long[f"{name(path)}: {node.name}"] = length
+    assert not long
+
+
 # Randomness
 
 DRAWS = {  # torch's draws, which need generator=...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema  # a dependency of Ray's
 import pytest
 import yaml
 
@@ -40,9 +42,24 @@ def cluster_specs() -> list[dict]:
 def test_script_is_valid_shell(path: Path) -> None:
     shell = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#!")
     subprocess.run([shell, "-n", path], check=True)
-    if shutil.which("shellcheck"):
-        done = subprocess.run(["shellcheck", path], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck") and not os.environ.get("CI"), reason="needs shellcheck")
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_script_passes_shellcheck(path: Path) -> None:
+    done = subprocess.run(["shellcheck", path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_commands_outside_of_a_job_name_the_cluster_that_they_join() -> None:
+    """Without an address `archipelago` starts a Ray of its own, and every other node is idle."""
+    pages = [*RECIPES.rglob("*.yaml"), *RECIPES.rglob("*.md"), *(ROOT / "docs/running").glob("*.md")]
+    sent = [
+        command for page in pages
+        for command in re.findall(r"ray exec [^\n\\]+(?:\\\n[^\n\\]+)*", page.read_text(encoding="utf-8"))
+    ]  # fmt: skip
+    assert len(sent) >= 2 and all("archipelago" in command for command in sent)
+    assert all({"RAY_ADDRESS=auto", "RAY_AUTH_MODE=token"} <= set(command.split()) for command in sent), sent
 
 
 def test_kubernetes_recipes_agree_with_the_tested_ray_and_claim_their_volume() -> None:
@@ -84,26 +101,33 @@ def test_prometheus_recipe_names_the_list_that_ray_keeps() -> None:
     assert job["file_sd_configs"][0]["files"][0].endswith(PROMETHEUS_SERVICE_DISCOVERY_FILE)
 
 
-FIELDS = {  # of KubeRay's ray.io/v1, those that the recipes may use; looked up in its CRDs of August 2026
-    "RayCluster": {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs", "suspend"},
-    "RayJob": {"entrypoint", "backoffLimit", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "rayClusterSpec",
-               "runtimeEnvYAML", "jobId", "submissionMode", "activeDeadlineSeconds"},
-    "head": {"rayStartParams", "template", "serviceType", "headService"},
-    "worker": {"groupName", "replicas", "minReplicas", "maxReplicas", "numOfHosts", "rayStartParams", "template"},
-    "container": {"name", "image", "ports", "resources", "volumeMounts", "env", "envFrom", "command", "args"},
-}  # fmt: skip
+def kuberay(kind: str) -> jsonschema.Draft202012Validator:
+    """KubeRay's own schema of a kind, as far as recipes use it; what it does not know, it refuses."""
+    schemas = json.loads((ROOT / "tests/support/kuberay_v1.json").read_text(encoding="utf-8"))
+    return jsonschema.Draft202012Validator({**schemas, "$ref": f"#/$defs/{kind}"})
 
 
-def test_kubernetes_recipes_have_fields_that_kuberay_knows() -> None:
+@pytest.mark.parametrize("name", ["raycluster", "rayjob"])
+def test_kubernetes_recipe_passes_kuberays_own_schema(name: str) -> None:
+    recipe = yaml.safe_load((RECIPES / "kubernetes" / f"{name}.yaml").read_text(encoding="utf-8"))
+    schema = kuberay(recipe["kind"])
+    assert recipe["apiVersion"] == "ray.io/v1"
+    schema.validate(recipe)
+    for where, wrong, value in (("head", "rayStartParameters", {}), ("worker", "replicas", "two")):
+        broken = copy.deepcopy(recipe)
+        cluster = broken["spec"].get("rayClusterSpec", broken["spec"])
+        group = cluster["headGroupSpec"] if where == "head" else cluster["workerGroupSpecs"][0]
+        group[wrong] = value
+        (error,) = schema.iter_errors(broken)
+        assert wrong in f"{error.message} {list(error.absolute_path)}"
+
+
+def test_kubernetes_pods_are_given_what_they_may_use() -> None:
     job = yaml.safe_load((RECIPES / "kubernetes" / "rayjob.yaml").read_text(encoding="utf-8"))
-    assert set(job["spec"]) <= FIELDS["RayJob"] and job["apiVersion"] == "ray.io/v1"
     assert "\n" not in job["spec"]["entrypoint"] and job["spec"]["entrypoint"].count("'") == 2
     for spec in cluster_specs():
-        assert set(spec) <= FIELDS["RayCluster"] and set(spec["headGroupSpec"]) <= FIELDS["head"]
         for group in [spec["headGroupSpec"], *spec["workerGroupSpecs"]]:
-            assert "groupName" not in group or set(group) <= FIELDS["worker"]
             for container in group["template"]["spec"]["containers"]:
-                assert set(container) <= FIELDS["container"]
                 assert container["resources"]["limits"] == container["resources"]["requests"]
 
 
@@ -155,20 +179,23 @@ def test_s3_secret_has_the_names_that_pyarrow_reads() -> None:
     assert set(secret["stringData"]) == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"}
 
 
-def words_of_slurm(tmp_path: Path, *words: str, **env: str) -> list[str]:
-    """What the job's script asks Ray for: `srun` says it, and what it would start is not started."""
-    fakes = {"srun": 'printf "%s\\n" "$@"', "scontrol": "echo node-0; echo node-1"}
+def slurm(tmp_path: Path, srun: str, nodes: str, **env: str) -> dict[str, str]:
+    """The environment of a job of Slurm's, with commands of ours in the place of Slurm's."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
-    for name, text in fakes.items():
+    asked = f'case "$1" in show) printf "{nodes}\\n" ;; *) echo "scontrol $*" ;; esac'
+    for name, text in {"srun": srun, "scontrol": asked}.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
     given = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node-[0-1]",
-             "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "4", **env}  # fmt: skip
-    path = f"{folder}:{Path(sys.executable).parent}:/usr/bin:/bin"
-    done = subprocess.run(
-        ["bash", SCRIPTS[1], *words], env={"PATH": path, **given}, capture_output=True, text=True
-    )
+             "SLURM_JOB_NUM_NODES": str(nodes.count("\\n") + 1), "SLURM_CPUS_PER_TASK": "2", **env}  # fmt: skip
+    return {"PATH": f"{folder}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin", **given}
+
+
+def words_of_slurm(tmp_path: Path, *words: str) -> list[str]:
+    """What the job's script asks Ray for: `srun` says it, and what it would start is not started."""
+    env = slurm(tmp_path, 'printf "%s\\n" "RAY_ADDRESS=$RAY_ADDRESS" "$@"', "node-0\\nnode-1")
+    done = subprocess.run(["bash", SCRIPTS[1], *words], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.glob(".ray-token-*"))  # the token is gone with the job
     return done.stdout.splitlines()
@@ -177,13 +204,70 @@ def words_of_slurm(tmp_path: Path, *words: str, **env: str) -> list[str]:
 def test_slurm_script_starts_ray_on_all_nodes_and_resumes(tmp_path: Path) -> None:
     words = words_of_slurm(tmp_path, "method=ifca", "name=big")
     start, command = words[: words.index("--")], words[words.index("--") + 1 :]
-    assert start[1:] == ["ray", "symmetric-run", "--address", f"node-0:{20000 + 77}", "--min-nodes", "2",
-                         "--num-cpus", "4", "--temp-dir", "/tmp/ray-77"]  # fmt: skip
-    assert command == ["archipelago", "method=ifca", "name=big", f"storage={tmp_path}/runs", "name=big"]
-    assert load_config(None, command[1:]).name == "big"
+    cluster = f"node-0:{20000 + 77}"
+    assert start == [f"RAY_ADDRESS={cluster}", "--kill-on-bad-exit=1", "ray", "symmetric-run", "--address", cluster,
+                     "--min-nodes", "2", "--num-cpus", "2", "--temp-dir", "/tmp/ray-77"]  # fmt: skip
+    assert command[:2] == ["sh", "-c"] and "exec archipelago" in command[2]
+    assert command[4:] == ["method=ifca", "name=big", f"storage={tmp_path}/runs", "name=big"]
+    assert load_config(None, command[4:]).name == "big"
     (tmp_path / "runs/big").mkdir(parents=True)
     (tmp_path / "runs/big/config.yaml").touch()
     assert words_of_slurm(tmp_path, "method=ifca", "name=big")[-2:] == ["resume", f"{tmp_path}/runs/big"]
+
+
+# In a process and network namespace of its own: `ray symmetric-run` ends with `ray stop`, which ends every Ray it sees.
+ALONE = [
+    "unshare",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--net",
+    "--mount-proc",
+    "sh",
+    "-c",
+    'ip link set lo up; "$@"',
+    "-",
+]
+
+
+@pytest.mark.full
+@pytest.mark.ray
+@pytest.mark.skipif(
+    subprocess.run([*ALONE, "true"], capture_output=True).returncode != 0, reason="needs namespaces (root)"
+)
+def test_slurm_job_runs_on_its_cluster_stops_in_time_and_resumes(tmp_path: Path) -> None:
+    """`ray symmetric-run` itself on one node: TERM reaches the driver, and the same words resume the run."""
+    drop_options = 'while case "$1" in -*) ;; *) false ;; esac; do shift; done; exec "$@"'
+    env = slurm(tmp_path, drop_options, "127.0.0.1", HOME=str(tmp_path))
+    # The shell waits for the third round, and then does what Slurm does to the script.
+    script = f'''
+        bash "{SCRIPTS[1]}" "$@" & job=$!
+        while [ "$(cat "$STORAGE/cut/metrics.csv" 2>/dev/null | wc -l)" -lt 4 ] && kill -0 $job; do sleep 0.2; done
+        [ -n "$LET" ] || kill -TERM $job
+        wait $job; echo "ended with $?"
+        ps -e -o args= | grep -c "[r]ay/core" || true
+    '''
+    words = ["method=fedavg", "clients=2", "model=mlp", "rounds=40"]
+
+    def said(let: str) -> str:
+        given = {**env, "STORAGE": str(tmp_path / "runs"), "LET": let}
+        command = [*ALONE, "bash", "-c", script, "-", *words, "name=cut"]
+        done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=250)
+        assert f"the Ray cluster at 127.0.0.1:{20000 + 77}" in done.stdout, done.stdout + done.stderr
+        assert done.stdout.splitlines()[-2:] == ["ended with 0", "0"], done.stdout + done.stderr
+        assert not list(tmp_path.glob(".ray-token-*")) and not Path("/tmp/archipelago-77.pid").exists()
+        return done.stdout + done.stderr
+
+    cut = said("")
+    assert "Ended from outside" in cut and "scontrol requeue 77" in cut
+    assert archipelago.open_run(tmp_path / "runs/cut").status.rounds_done < 40
+    assert "scontrol" not in said("let it end")
+    whole = archipelago.run(
+        method="fedavg", clients=2, model="mlp", rounds=40, fleet={"backend": "in_process"},
+        storage=str(tmp_path), name="whole", quiet=True,
+    )  # fmt: skip
+    resumed = archipelago.open_run(tmp_path / "runs/cut")
+    assert resumed.status.state == "finished" and resumed.metrics.equals(whole.metrics)
 
 
 def test_symmetric_run_knows_what_the_slurm_script_asks_for() -> None:

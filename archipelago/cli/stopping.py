@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import traceback
@@ -92,32 +91,21 @@ def how_to_find(address: str) -> str:
 
 def _kind(address: str) -> str:
     """run or sweep; empty where neither is."""
-    from archipelago.runs.status import is_run
-    from archipelago.runs.storage import is_address, join, read_text
+    from archipelago.runs.status import is_run_at
     from archipelago.runs.sweeps import is_sweep
 
     if is_sweep(address):
         return "sweep"
-    known = (
-        read_text(join(address, "status.json")) is not None if is_address(address) else is_run(Path(address))
-    )
-    return "run" if known else ""
+    return "run" if is_run_at(address) else ""
 
 
 def how_to_resume(address: str) -> str:
     """Where the run or sweep at `address` is, and the command that continues it."""
-    from archipelago.runs.storage import join, read_text
+    from archipelago.runs.status import state_at
 
     kind = _kind(address)
     if not kind:
         return "Nothing was written."
-    if kind == "run" and _state(read_text(join(address, "status.json"))) == "finished":
+    if kind == "run" and state_at(address) == "finished":
         return f"The run is finished, in {address}; its report: {program()} report {shlex.quote(address)}"
     return f"The {kind} is in {address}; resume it with: {program()} resume {shlex.quote(address)}"
-
-
-def _state(text: str | None) -> str:
-    try:
-        return str(json.loads(text or "{}").get("state", ""))
-    except (ValueError, AttributeError):  # damaged: `resume` will say so
-        return ""

@@ -135,12 +135,15 @@ def _values(key: str, value: str) -> Mapping[str, str]:
 
 def directories(incomplete: str) -> Offer:
     """Folders that begin like this."""
+    from archipelago.runs.format import DOCUMENT
+    from archipelago.runs.status import is_run
+
     above, _, _ = incomplete.rpartition("/")
     prefix = incomplete[: len(above) + 1] if "/" in incomplete else ""
     offered = []
     for folder in sorted((Path(prefix).expanduser() if prefix else Path()).iterdir()):
         if folder.is_dir() and not folder.name.startswith("."):
-            ours = [name for name in ("config.yaml", "sweep.yaml") if (folder / name).is_file()]
+            ours = is_run(folder) or (folder / DOCUMENT).is_file()
             offered.append((f"{prefix}{folder.name}{'' if ours else '/'}", "run or sweep" if ours else ""))
     return offered
 

@@ -48,6 +48,9 @@ PLACES = {
     "summary": "summary.md and the table at the end of a run",
     "monitor": "a gauge of Ray's metrics endpoint (archipelago_NAME)",
     "distributions": "of every cluster model on every ground-truth distribution",
+    "parts": "of each part of a prediction alone, where a method names its parts (part_NAME_METRIC)",
+    "levels": "against each level of ground-truth groups (METRIC_by_level)",
+    "recovery": "rounds after a drift until it is back near where it was (recovery_time)",
 }
 _OWN = re.compile(r"[A-Za-z_][\w.]*")
 # Columns of the table of clients that mean something else, and beginnings that columns of metrics.csv have.
@@ -77,6 +80,7 @@ _BEGINNINGS = (
 _BUILT_IN = {"macro_f1"}  # its name is older than the rule
 
 Function: TypeAlias = Callable[..., float]
+Counts: TypeAlias = "npt.NDArray[np.float64]"
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ class Spec:
             raise ValueError(
                 f"metric {self.name!r}: expected an identifier that is no other column, as in 'top2'"
             )
+        if "recovery" in self.shown and self.better != "higher":
+            raise ValueError(f"metric {self.name!r}: expected better='higher' of one shown as recovery")
         if self.name.startswith(_BEGINNINGS) and self.name not in _BUILT_IN:
             raise ValueError(
                 f"metric {self.name!r}: expected a name without the beginning of a column ({_BEGINNINGS})"
@@ -160,15 +166,21 @@ class MetricRegistry(Registry[Function]):
         shown: Sequence[str] = ("table", "curve", "progress", "summary"),
         over: str = "clients",
         needs: str = "groups",
+        guess: Callable[[Counts, Counts, Counts], Counts] | None = None,
     ) -> Callable[[Function], Function]:
-        """Decorator: a function of `Evaluated` (over clusters: of what it needs and an assignment) as a metric."""
+        """Decorator: a function of `Evaluated` (over clusters: of what it needs and an assignment) as a metric.
+
+        `guess` gives its value for clients whose every sample is predicted as one class: of how many samples have
+        that class, of how many there are, and of how many classes occur. A report says how far a run is above that.
+        """
         label = label or name.rpartition(".")[2]
         if digits is None:
             digits = 2 if unit == "%" else 4
         spec = Spec(
             name, label, short or label, unit, better, digits, tuple(tasks), tuple(shown), over, needs
         )
-        return super().register(name, about, label=label, spec=spec)
+        more: dict[str, Any] = {} if guess is None else {"guess": guess}
+        return super().register(name, about, label=label, spec=spec, **more)
 
     def _import(self, path: str) -> None:
         import archipelago.core.torchvision_operators  # noqa: F401  (before the first import of torchmetrics)
@@ -292,7 +304,8 @@ def loss(evaluated: Evaluated) -> float:
 
 @METRICS.register(
     "accuracy", "share of samples whose class is predicted", label="accuracy", unit="%", tasks=("classes",),
-    shown=("table", "curve", "worst", "progress", "summary", "monitor", "distributions"),
+    shown=("table", "curve", "worst", "progress", "summary", "monitor", "distributions", "parts", "recovery"),
+    guess=lambda hits, samples, present: hits / samples,
 )  # fmt: skip
 def accuracy(evaluated: Evaluated) -> float:
     return int(evaluated.confusion.diagonal().sum()) / len(evaluated.targets)
@@ -301,6 +314,8 @@ def accuracy(evaluated: Evaluated) -> float:
 @METRICS.register(
     "macro_f1", "F1 score, mean over the classes that occur", label="macro-F1", unit="%", tasks=("classes",),
     shown=("table", "curve", "progress", "summary", "monitor"),
+    # The F1 of the guessed class, 0 of every other one that occurs; a guess that never holds counts as a class too.
+    guess=lambda hits, samples, present: 2 * hits / (samples + hits) / (present + (hits == 0)),
 )  # fmt: skip
 def macro_f1(evaluated: Evaluated) -> float:
     """scikit-learn's `f1_score(average="macro", zero_division=0)`: over the labels that are true or predicted."""
@@ -322,7 +337,7 @@ def mse(evaluated: Evaluated) -> float:
 
 @METRICS.register(
     "ari", "adjusted Rand index of clusters and ground-truth groups", label="ARI", digits=3, over="clusters",
-    shown=("table", "curve", "progress", "summary"),
+    shown=("table", "curve", "progress", "summary", "levels", "recovery"),
 )  # fmt: skip
 def ari(groups: npt.NDArray[Any], assignment: npt.NDArray[Any]) -> float:
     from sklearn.metrics import adjusted_rand_score

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from archipelago.core.errors import UserError
+from archipelago.core.registry import REGISTRIES
 
 _ROUND = r"\d{6,}"
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -33,10 +34,25 @@ _FOLDERS = {  # folder in the run directory -> files in it
     "records": rf"({_NUMBERED.pattern}|examples\.safetensors)",
     "report": r"(table\.(md|tex|csv)|references\.bib|report\.html)",
     "report/figures": r".+\.(png|svg)",
-    "csv": r"(metrics\.csv|hparams\.yaml)",
-    "tensorboard": r"(events\.out\.tfevents\..+|hparams\.yaml)",
 }
 _KNOWN = [(re.compile(folder), re.compile(files)) for folder, files in _FOLDERS.items()]
+
+
+def logger_folders() -> dict[str, re.Pattern[str]]:
+    """Folder -> its files, of every logger that declares the `files` it writes into the folder of its name."""
+    entries = REGISTRIES.get("logger", {}).values()
+    return {each.section: re.compile(each.capabilities["files"]) for each in entries
+            if "files" in each.capabilities}  # fmt: skip
+
+
+def kept_logger_files(run: Path) -> Iterator[str]:
+    """Files, by their names in the run, of loggers that are given no round twice (`keeps_rounds`)."""
+    keeping = {each.section for each in REGISTRIES.get("logger", {}).values()
+               if each.capabilities.get("keeps_rounds")}  # fmt: skip
+    for folder, files in logger_folders().items():
+        if folder in keeping and (run / folder).is_dir():
+            yield from (f"{folder}/{path.name}" for path in sorted((run / folder).iterdir())
+                        if files.fullmatch(path.name) and path.is_file() and not path.is_symlink())  # fmt: skip
 
 
 def is_own_folder(name: str) -> bool:
@@ -45,7 +61,7 @@ def is_own_folder(name: str) -> bool:
     >>> [is_own_folder(name) for name in ("checkpoints/round-000010", "checkpoints/round-000010-copy", "mine")]
     [True, False, False]
     """
-    return any(folder.fullmatch(name) for folder, _ in _KNOWN)
+    return any(folder.fullmatch(name) for folder, _ in _KNOWN) or name in logger_folders()
 
 
 def is_own_file(name: str) -> bool:
@@ -57,7 +73,10 @@ def is_own_file(name: str) -> bool:
     parent, _, file = name.rpartition("/")
     temporary = _TEMPORARY.fullmatch(file)
     file = temporary.group(1) if temporary else file
-    return any(folder.fullmatch(parent) and files.fullmatch(file) for folder, files in _KNOWN)
+    if any(folder.fullmatch(parent) and files.fullmatch(file) for folder, files in _KNOWN):
+        return True
+    logged = logger_folders().get(parent)
+    return logged is not None and logged.fullmatch(file) is not None
 
 
 def numbered_files(folder: Path, name: str | None = None) -> list[tuple[int, Path]]:

@@ -11,47 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-
-def setting(
-    default: Any,
-    about: str,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    largest: int | None = None,
-    choices: tuple[str, ...] | None = None,
-    auto: bool | None = None,
-    read_with: Mapping[str, Any] | None = None,
-) -> Any:
-    """A dataclass field with its documentation and the values it may take.
-
-    `largest`: what is more can only be a mistake of typing, and is refused before memory or days are spent on it.
-    `auto`: the platform finds the value out where none is given; users write `auto`, the config holds None.
-    `read_with`: it is read only beside one of these, {setting: values} or {setting: what it must be more than}; a
-    setting of the same section needs no prefix. Elsewhere it is refused (`experiments/readers.py`).
-    """
-    limits = {
-        "at_least": at_least,
-        "above": above,
-        "at_most": at_most,
-        "below": below,
-        "largest": largest,
-        "choices": choices,
-        "auto": auto,
-        "read_with": read_with,
-    }
-    metadata = {"about": about, **{key: value for key, value in limits.items() if value is not None}}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def section(about: str) -> Any:
-    """A dataclass field that holds settings of any name, for code that the platform does not know."""
-    return field(default_factory=dict, metadata={"about": about})
-
+from archipelago.core.declaring import section as section  # others find both here
+from archipelago.core.declaring import setting as setting
 
 PRECISIONS = ("32", "tf32", "bf16")
 TIERS = ("exact", "seeded", "fast")  # of determinism, the strongest promise first
@@ -270,34 +231,45 @@ class EvaluationSettings:
     clusterability: bool = setting(False, "measure the thesis's clusterability B (3.18) at every evaluation")
 
 
+ON_RAY: Mapping[str, Any] = {"read_with": {"backend": ("ray",)}}
+
+
 @dataclass
 class FleetSettings:
     """`fleet.actors=4 fleet.gpus=0.25`: where clients live."""
 
     backend: str = setting("ray", "ray actors, or everything in this process", choices=("ray", "in_process"))
-    address: str | None = setting(None, "Ray cluster to join (default: RAY_ADDRESS, else a local one)")
+    address: str | None = setting(
+        None, "Ray cluster to join (default: RAY_ADDRESS, else a local one)", **ON_RAY
+    )
     actors: int | None = setting(None, "number of client actors (default: what the cluster serves best)",
-                                    at_least=1)  # fmt: skip
+                                    at_least=1, **ON_RAY)  # fmt: skip
     clients_per_actor: int | None = setting(None, "clients hosted by one actor, instead of `fleet.actors`",
-                                               at_least=1)  # fmt: skip
-    cpus: float = setting(1.0, "CPUs per client actor", above=0)
+                                               at_least=1, **ON_RAY)  # fmt: skip
+    cpus: float = setting(1.0, "CPUs per client actor", above=0, **ON_RAY)
     gpus: float | None = setting(
         None, "GPUs per client actor: a fraction shares a device, 0 means CPUs; auto: one whole GPU where the cluster "
         "has any (shared evenly if `fleet.actors` asks for more actors), else 0", at_least=0, auto=True,
     )  # fmt: skip
-    dashboard: bool = setting(True, "start the Ray dashboard with a local cluster")
-    restarts: int = setting(10, "how many lost actors or nodes a run survives before it stops", at_least=0)
+    dashboard: bool = setting(True, "start the Ray dashboard with a local cluster", **ON_RAY)
+    restarts: int = setting(
+        10, "how many lost actors or nodes a run survives before it stops", at_least=0, **ON_RAY
+    )
     patience: float = setting(
         60.0, "seconds after which an actor is late (at least: five times what its stage usually takes); after as "
-        "much again it is ended and rebuilt", above=0,
+        "much again it is ended and rebuilt", above=0, **ON_RAY,
+    )  # fmt: skip
+    start_patience: float = setting(
+        600.0, "seconds before which no actor is ended that starts, or reads or passes on samples and states: disks "
+        "and networks may be slow", above=0, **ON_RAY,
     )  # fmt: skip
     copies: bool = setting(
         True, "keep a copy of each actor's states in another actor, so that a loss costs the running round alone "
-        "(False: less memory, and back to the last checkpoint)",
+        "(False: less memory, and back to the last checkpoint)", **ON_RAY,
     )  # fmt: skip
     wait: float | None = setting(
         None, "seconds that a cluster may take to have capacity for the actors; auto: 60, or 900 where an autoscaler "
-        "starts nodes", at_least=0, auto=True,
+        "starts nodes", at_least=0, auto=True, **ON_RAY,
     )  # fmt: skip
 
 
@@ -320,7 +292,9 @@ class RecordSettings:
                           at_least=0)  # fmt: skip
     clients: int = setting(200, "clients that are compared at most", at_least=2, read_with={"rounds": 0})
     images: int = setting(4, "example images kept of each client", at_least=0)
-    tsne: bool = setting(False, "t-SNE of the compared models too, at the end of the run")
+    tsne: bool = setting(
+        False, "t-SNE of the compared models too, at the end of the run", read_with={"rounds": 0}
+    )
 
 
 @dataclass

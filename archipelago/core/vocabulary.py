@@ -28,7 +28,7 @@ Labels = Callable[[], Mapping[str, str]]  # asked only if a run does not say its
 _PARTS_OF_METHODS = ("method", "add-on")  # kinds of registries
 _NAME = re.compile(r"[\w.]+")
 _SUMS = {"micro": "", "macro": ", plain mean", "worst10": ", worst 10%", "std": ", std over clients"}
-_RECOVERY = {"recovery_time": "rounds to recover", "recovery_time_ari": "rounds to recover, ARI"}
+_RECOVERY = re.compile(r"recovery_time(?:_(\w+))?")
 _SPLITS = {
     "validation": "on validation data",
     "train": "on training data",
@@ -115,8 +115,10 @@ class Vocabulary:
             if not found[1]:
                 where = "on distribution {} of the model for distribution {}".format(*found[3].split(","))
             return replace(plain, label=f"{plain.label} {where}")
-        if name in _RECOVERY:
-            return Column(name, _RECOVERY[name], higher_is_better=False, digits=1)
+        if (recovered := _RECOVERY.fullmatch(name)) is not None:
+            of = self.metrics.get(str(recovered[1]))
+            label = "rounds to recover" + (f", {of.label}" if of is not None else "")
+            return Column(name, label, higher_is_better=False, digits=1)
         if name == "epsilon":
             return Column(name, "epsilon", higher_is_better=False, digits=2)
         spec = self.metrics.get(rest if first in _SUMS else name)

@@ -54,7 +54,14 @@ def _register(
         parts, owners = _split({**given, **dict(zip(labels, read, strict=True))}, settings)
         return from_arrays(name, parts, where=where, owners=owners, targets=options.targets)
 
-    source = DataSource(load, lambda settings: where, seeded=False, content=content, options=TargetOptions)
+    source = DataSource(
+        load,
+        lambda settings: where,
+        seeded=False,
+        content=content,
+        options=TargetOptions,
+        reads=("test_fraction",),
+    )
     DATASETS.register(name, "arrays given by use_arrays", options=TargetOptions)(source)
 
 

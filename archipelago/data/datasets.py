@@ -38,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipelago.core.errors import UserError
+from archipelago.core.plugins import is_ours
 from archipelago.core.registry import Entry, NoOptions, Registry, read_options
 from archipelago.core.settings import DataSettings
 from archipelago.data.apportion import Integers, apportion
@@ -140,6 +141,13 @@ class DataSource:
     owners: bool = False
     content: Callable[[], str] | None = None
     options: type = NoOptions
+    reads: tuple[str, ...] | None = None
+
+    def may_read(self, setting: str) -> bool:
+        """Whether `load` reads a setting of `data` that not every set reads; of a third party's set nobody knows."""
+        if setting == "download" and self.fetch is not None:
+            return True
+        return not is_ours(self.load.__module__) if self.reads is None else setting in self.reads
 
     @property
     def origin(self) -> Loader:
@@ -193,19 +201,21 @@ def dataset(
     seeded: bool = True,
     sources: bool = False,
     owners: bool = False,
+    reads: tuple[str, ...] | None = None,
 ) -> Callable[[Loader], Loader]:
     """Decorator: register a loader `(settings, options, seed)`, with one line about it.
 
     `present` says where it is (None: not here), `files` what it is read from there, `fetch` downloads it to
     `data.root`; a set without `fetch` says in an error how to get it. `seeded`: every seed may give other samples; a
     set that says no is loaded once for all seeds of a sweep. `sources`, `owners`: its samples come from known
-    ground-truth sources, or belong to somebody. `label` is what tables call it.
+    ground-truth sources, or belong to somebody. `label` is what tables call it. `reads`: which settings of all data
+    sets it reads, of those that not every set does ("mapped", "cache", "test_fraction"); others are refused beside it.
     """
 
     def add(load: Loader) -> Loader:
         options = options_of(f"data set '{name}'", load, _SIGNATURE)
         where = present or (lambda settings: f"made by {load.__module__}")
-        source = DataSource(load, where, files, fetch, seeded, sources, owners, options=options)
+        source = DataSource(load, where, files, fetch, seeded, sources, owners, options=options, reads=reads)
         DATASETS.register(name, about, label=label, options=options)(source)
         return load
 

@@ -20,6 +20,7 @@ from archipelago.data.datasets import Dataset, dataset, hold_out
     "scikit-learn's 1,797 real 8x8 grey images of handwritten digits; needs no files",
     present=lambda settings: "embedded (scikit-learn)",
     seeded=False,
+    reads=("test_fraction",),
 )
 def digits(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """The digits, as uint8. Their split depends on `data.test_fraction` alone, not on the seed."""
@@ -78,6 +79,7 @@ MOST_NUMBERS = 1_000_000_000  # 8 GB while they are drawn
     "linear regression drawn from ground-truth linear models (FedSoft's generator); needs no files",
     present=lambda settings: "embedded (generated)",
     sources=True,
+    reads=("test_fraction",),
 )
 def synthetic(settings: DataSettings, options: SyntheticOptions, seed: int) -> Dataset:
     """y = <theta_s, x> + noise, with theta_s ~ N(0, sigma_0^2 I) and x ~ N(0, I).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.settings import DataSettings, PartitionSettings
 from archipelago.data.apportion import Integers
 from archipelago.data.datasets import Array, Dataset, load_dataset
-from archipelago.data.division import PARTS, Division, Task
+from archipelago.data.division import PARTS, ClientData, Division, Task
 from archipelago.data.drift import Drift, drifted
 from archipelago.data.partition_cache import address, divided
 from archipelago.data.partitions import PARTITIONS, Labels
@@ -67,12 +67,18 @@ class Federation(Division):
         same: NDArray[np.bool_] = np.minimum.reduceat(labels, starts) == np.maximum.reduceat(labels, starts)
         return same
 
-    def label_counts(self, most: int) -> tuple[Integers, Integers] | None:
-        """At most so many clients and their (n, classes) training samples by class; None for a regression."""
+    def label_counts(
+        self, most: int, clients: Sequence[ClientData] | None = None
+    ) -> tuple[Integers, Integers] | None:
+        """At most so many clients and their (n, classes) training samples by class; None for a regression.
+
+        `clients`: what each holds in a later stage, where it is not that of the first round.
+        """
         if self.classes is None:
             return None
-        ids = np.unique(np.linspace(0, len(self.clients) - 1, most).astype(np.int64))
-        counts = [np.bincount(self.y[self.clients[i].train], minlength=self.classes) for i in ids]
+        held = self.clients if clients is None else clients
+        ids = np.unique(np.linspace(0, len(held) - 1, most).astype(np.int64))
+        counts = [np.bincount(self.y[held[i].train], minlength=self.classes) for i in ids]
         return ids, np.stack(counts).astype(np.int64)
 
     @cached_property

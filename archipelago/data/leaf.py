@@ -48,6 +48,7 @@ def _files(settings: DataSettings) -> list[Path]:
     files=_files,
     seeded=False,
     owners=True,
+    reads=("mapped", "cache", "test_fraction"),
 )
 def femnist(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """Owners are the writers. LEAF's split is kept where it splits every writer's images (`-t sample`).

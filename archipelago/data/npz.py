@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import zipfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
 from archipelago.core.errors import UserError
+from archipelago.core.memory import available, in_words
 from archipelago.core.settings import DataSettings
 from archipelago.data.arrays import from_arrays
 from archipelago.data.datasets import Array, Dataset, dataset, some
@@ -83,11 +88,15 @@ def _read_npz(path: Path) -> dict[str, list[Array]]:
             there = set(archive.files)
             names = {ours: ours if ours in there else theirs for ours, theirs in _NPZ_NAMES.items()}
             if set(names.values()) <= there:
+                more = {"val_images", "val_labels"} & there
+                _check_sizes(path, {*names.values(), *more})
                 parts = {ours: [archive[name]] for ours, name in names.items()}
                 if {"val_images", "val_labels"} <= there:
                     parts["x_test"].insert(0, archive["val_images"])
                     parts["y_test"].insert(0, archive["val_labels"])
                 return parts
+    except UserError:
+        raise
     # Whatever a damaged archive makes zipfile, zlib or NumPy raise means the same to the user.
     except Exception as error:
         why = str(error).rstrip(".") or type(error).__name__
@@ -99,3 +108,40 @@ def _read_npz(path: Path) -> dict[str, list[Array]]:
         ) from error
     holds = f"holds only {some(sorted(there))}" if there else "is an empty archive"
     raise UserError(f"{_NPZ_WANTED}, but {path} {holds}. {_NPZ_INSTEAD}")
+
+
+def _check_sizes(path: Path, names: Iterable[str]) -> None:
+    """Refuse, by the headers alone, arrays that their file does not hold, or that this process cannot hold."""
+    needed = 0
+    with zipfile.ZipFile(path) as archive:
+        for name in sorted(names):
+            member = archive.getinfo(f"{name}.npy" if f"{name}.npy" in archive.namelist() else name)
+            with archive.open(member) as file:
+                shape, dtype = _header(file)
+                held = member.file_size - file.tell()
+            if any(size < 0 for size in shape):
+                raise ValueError(f"{name} has a negative size, {shape}")
+            size = math.prod(shape) * dtype.itemsize
+            if not dtype.hasobject and size != held:  # objects are refused as such when they are read
+                raise ValueError(f"{name} says that it has {size:,} bytes, and the file holds {held:,} of it")
+            needed += _as_read(size, dtype)
+    here = available()
+    if needed > here:
+        raise UserError(
+            f"Expected arrays that fit into memory, got {path} ({in_words(path.stat().st_size)}), which takes "
+            f"{in_words(needed)} to read, and {in_words(here)} are free: use fewer samples, or images as files "
+            "(data=image_folder), which are mapped from disk."
+        )
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type that a .npy file says it has."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return tuple(shape), dtype
+
+
+def _as_read(size: int, dtype: np.dtype[Any]) -> int:
+    """Bytes that an array takes while it is made samples: as it is, and once more as 32-bit numbers where it is not."""
+    return size if dtype == np.uint8 else size + size // max(dtype.itemsize, 1) * 4

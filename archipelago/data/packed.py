@@ -141,6 +141,7 @@ _TINY = ("tinyimagenet10_jpeg.npz",)
     present=_folder(_TINY),
     files=lambda settings: _files(_TINY, settings),
     seeded=False,
+    reads=("mapped", "cache"),
 )
 def tiny_imagenet10(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """Train = the training part, test = the validation part (the official test part has no labels)."""
@@ -185,6 +186,7 @@ _DIGITS = ("femnist_digits_subset.npz",)
     files=lambda settings: _files(_DIGITS, settings),
     seeded=False,
     owners=True,
+    reads=("test_fraction",),
 )
 def femnist_digits(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """`data.test_fraction` of each client's images of each digit is held out; owners are the clients."""

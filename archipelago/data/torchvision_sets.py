@@ -209,6 +209,7 @@ def _cifar(name: str, settings: DataSettings, **normalisation: Any) -> Dataset:
     files=_cifar10_files,
     fetch=lambda settings: _cifar_fetch("cifar10", settings),
     seeded=False,
+    reads=("mapped", "cache"),
 )
 def cifar10(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """The official split, from torchvision's files if they are there, else from sheets (`packed.py`)."""

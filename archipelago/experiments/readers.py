@@ -1,8 +1,9 @@
 """Who reads a setting, and the refusal of settings that nobody reads.
 
 An option of entries in a common section (`partition.alpha`) is read by the entries that declare it, and by no other.
-A setting that means something beside others only says so where it is declared: `setting(..., read_with=...)`. What has
-its default says nothing and is never refused.
+A setting that means something beside others only says so where it is declared: `setting(..., read_with=...)`; one
+that only some methods or data sets read is named here with what they must declare; all others are in `ALWAYS`. What
+has its default says nothing and is never refused.
 """
 
 from __future__ import annotations
@@ -37,6 +38,41 @@ CHOSEN_BY = {
 }
 
 
+# {setting, or a section of them: (a method that reads it, in words; how it declares that)}
+_SENDS = ("a method whose clients send models", lambda base: base.aggregates)
+_STEPS = ("a method whose clients take steps", lambda base: base.takes_steps)
+OF_METHODS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("server", "update", "aggregation", "attack", "participation.attackers", "weights"), _SENDS),
+    **dict.fromkeys(
+        ("local.steps", "local.epochs", "local.batch", "local.keep_optimizer", "local.weight_decay", "local.momentum",
+         "local.clip", "local.clip_by", "local.label_smoothing", "local.augment", "local.augment_options",
+         "local.optimizer", "local.optimizer_options", "participation.stragglers", "evaluation.personal"),
+        _STEPS,
+    ),
+}  # fmt: skip
+ATTACKED = ("attack", "participation.attackers")
+
+OF_DATA_SETS = ("data.mapped", "data.cache", "data.test_fraction", "data.download")
+
+# Read in every experiment, whatever else it says, but for `clusters`: one command line compares clustered methods with
+# others, which go without.
+ALWAYS = frozenset(
+    ("plugins", "method", "ensemble", "clients", "clusters", "holdout_clients", "choose_clusters", "rounds", "seed",
+     "precision",
+     "determinism", "not_finite", "idle_rounds", "storage", "name", "callbacks", "loggers", "tensorboard", "data.name",
+     "data.root", "data.mean", "data.std", "data.rotations", "data.label_swaps", "data.colours", "data.noises",
+     "data.drift", "partition.name", "partition.test_share", "partition.holdout", "partition.compat",
+     "partition.validation", "partition.seed", "partition.cache", "partition.min_size", "model.name", "model.target",
+     "model.head", "model.init", "local.lr", "local.schedule", "local.warmup", "local.engine", "local.normalise",
+     "participation.fraction", "participation.dropouts", "evaluation.every", "evaluation.batch", "evaluation.train",
+     "evaluation.weights", "evaluation.last", "evaluation.clients", "evaluation.metrics", "evaluation.clusterability",
+     "fleet.backend", "fleet.gpus", "checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "records.rounds",
+     "records.images")
+)  # fmt: skip
+# Read by what they are arguments of, which refuses them where it is not named.
+ARGUMENTS = ("local.schedule_options", "evaluation.metric_options")
+
+
 @dataclasses.dataclass(frozen=True)
 class Unread:
     """A setting that nobody reads in this config: what would have to be said for it to be read, and what is."""
@@ -67,8 +103,8 @@ def unread(config: Any, network: str | None = None) -> Iterator[tuple[Unread, An
         found = (
             _of_an_entry(config, leaf, network)
             or _of_a_clustering_rule(config, leaf)
-            or _of_an_aggregate(config, leaf)
-            or _of_local_steps(config, leaf)
+            or _of_a_method(config, leaf)
+            or _of_a_data_set(config, leaf)
             or _beside_others(config, leaf, known)
         )
         if found is not None:
@@ -118,6 +154,25 @@ def value_of(config: Any, key: str) -> Any:
     for part in key.split("."):
         config = getattr(config, part)
     return config
+
+
+def reader_of(leaf: Leaf) -> str | None:
+    """Where it is declared who reads a setting; None if nowhere."""
+    section, _, name = leaf.key.rpartition(".")
+    first = leaf.key.partition(".")[0]
+    kinds = [kind for kind, key in CHOSEN_BY.items() if key.startswith(f"{section}.")]
+    if any(_declares(entry, name) for kind in kinds for entry in REGISTRIES[kind].values()):
+        return "the entries that declare it as an option"
+    owners = {entry.section for registry in REGISTRIES.values() for entry in registry.values()}
+    if first in owners:
+        return f"the entry whose section is '{first}'"
+    if "read_with" in leaf.metadata:
+        return "read_with"
+    if leaf.key in OF_METHODS or first in OF_METHODS:
+        return "OF_METHODS"
+    if leaf.key in OF_DATA_SETS:
+        return "OF_DATA_SETS"
+    return "ALWAYS" if leaf.key in ALWAYS or leaf.key in ARGUMENTS else None
 
 
 def _of_an_entry(config: Any, leaf: Leaf, network: str | None) -> Unread | None:
@@ -187,39 +242,42 @@ def _of_a_clustering_rule(config: Any, leaf: Leaf) -> Unread | None:
     return Unread(leaf.key, wanted, given, ("method", "ensemble", *uses))
 
 
-def _of_an_aggregate(config: Any, leaf: Leaf) -> Unread | None:
-    """A setting about what clients send and what the server makes of it, beside methods that send nothing.
-
-    And one about attackers, beside none.
-    """
-    section = leaf.key.partition(".")[0]
-    if section not in ("server", "update", "attack") or not isinstance(config, ExperimentSettings):
+def _of_a_method(config: Any, leaf: Leaf) -> Unread | None:
+    """A setting that only methods read which declare something that none of these does."""
+    if not isinstance(config, ExperimentSettings):
         return None
+    section = leaf.key.partition(".")[0]
     if section == "attack" and not config.participation.attackers:
         key = "participation.attackers"
         return Unread(leaf.key, f"{key} > 0", f"{key}=0", (key,))
+    if leaf.key not in OF_METHODS and section not in OF_METHODS:
+        return None
+    wanted, reads = OF_METHODS.get(leaf.key) or OF_METHODS[section]
     from archipelago.strategies import METHODS, expand, parse_method
 
     members = expand(config.ensemble) or [config.method]
-    if any(METHODS.find(parse_method(member)[0]).aggregates for member in members):
+    if any(reads(METHODS.find(parse_method(member)[0])) for member in members):
         return None
+    if leaf.key in ATTACKED or section in ATTACKED:
+        from archipelago.strategies.attacks import ATTACKS
+
+        if ATTACKS.find(config.attack.name).relabels:  # whatever is sent, they train on other labels
+            return None
     given = f"method={config.method}" if not config.ensemble else f"ensemble={quote(config.ensemble)}"
-    return Unread(leaf.key, "a method whose clients send models", given, ("method", "ensemble"))
+    return Unread(leaf.key, wanted, given, ("method", "ensemble"))
 
 
-def _of_local_steps(config: Any, leaf: Leaf) -> Unread | None:
-    """A setting about the steps of local training, beside methods whose clients take none."""
-    steps = ("local.clip", "local.clip_by", "local.label_smoothing", "local.augment", "local.augment_options",
-             "local.optimizer_options", "evaluation.personal")  # fmt: skip
-    if leaf.key not in steps or not isinstance(config, ExperimentSettings):
+def _of_a_data_set(config: Any, leaf: Leaf) -> Unread | None:
+    """A setting that only some data sets read, beside another one."""
+    name = leaf.key.rpartition(".")[2]
+    if leaf.key not in OF_DATA_SETS or not isinstance(config, ExperimentSettings):
         return None
-    from archipelago.strategies import METHODS, expand, parse_method
+    from archipelago.data import DATASETS
 
-    members = expand(config.ensemble) or [config.method]
-    if any(METHODS.find(parse_method(member)[0]).takes_steps for member in members):
+    if DATASETS.find(config.data.name).may_read(name):
         return None
-    given = f"method={config.method}" if not config.ensemble else f"ensemble={quote(config.ensemble)}"
-    return Unread(leaf.key, "a method whose clients take steps", given, ("method", "ensemble"))
+    readers = [each for each, entry in DATASETS.items() if entry.value.may_read(name)]
+    return Unread(leaf.key, f"data={_listed(readers)}", f"data={config.data.name}", ("data.name",))
 
 
 def _beside_others(config: Any, leaf: Leaf, known: Mapping[str, Leaf]) -> Unread | None:

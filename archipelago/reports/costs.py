@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 from urllib.parse import unquote
 
+from archipelago.core.traffic import bytes_moved
 from archipelago.reports.groups import Group
 from archipelago.reports.repeats import mean
 
@@ -37,11 +38,11 @@ def costs(group: Group) -> dict[str, float]:
             found[name] = mean(values)
     size = model_size(finished[0].path) if finished else None
     if size is not None and {"models_down", "models_up"} <= set(found):
-        up = found["models_up"] * size * 4 / 1e6
-        sent = [row["cost_bytes_up"] for run in finished for row in run.metrics if "cost_bytes_up" in row]
-        if sent:  # what transforms made of updates: the bytes that really left
-            up = found["megabytes_up"] = mean(sent) / 1e6
-        found["megabytes"] = found["models_down"] * size * 4 / 1e6 + up
+        rows = [row for run in finished for row in run.metrics]
+        moved = [each for row in rows if (each := bytes_moved(row, 4 * size)) is not None]
+        if any("cost_bytes_up" in row for row in rows):  # what transforms made of updates: what really left
+            found["megabytes_up"] = mean([each["up"] for each in moved]) / 1e6
+        found["megabytes"] = mean([each["down"] + each["up"] for each in moved]) / 1e6
     seconds = [[row["total"] for row in run.timings if "total" in row] for run in finished]
     if any(seconds):
         found["seconds_per_round"] = statistics.median(value for each in seconds for value in each)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from archipelago.core.traffic import bytes_moved
 from archipelago.core.vocabulary import Column, Vocabulary, merged
 from archipelago.reports.costs import model_size
 from archipelago.reports.figures import FIGURES, Figure, numbers, short
@@ -278,8 +279,8 @@ def work(problem: Problem) -> list[Figure]:
             if series:
                 data = {"x": axis, "y": each.label, "series": series}
                 about = (
-                    "What is reached for what was spent so far, means over seeds: model values moved per "
-                    "participant, or time."
+                    "What is reached for what was spent so far, means over seeds: bytes moved per participant "
+                    "(updates as they were sent, compressed or not), or time."
                 )
                 title = f"{label[0].upper()}{label[1:]} for its cost"
                 choice = {"problem": problem.title, "cost": axis}
@@ -291,12 +292,15 @@ def _megabytes(group: Group) -> dict[int, float]:
     size = next((found for run in group.shown if (found := model_size(run.path)) is not None), None)
     if size is None:
         return {}
-    models = [
-        {row["round"]: row["cost_models_down"] + row["cost_models_up"] for row in run.metrics
-         if "cost_models_down" in row and "cost_models_up" in row}
+    spent = [
+        {
+            row["round"]: sum(moved.values()) / 1e6
+            for row in run.metrics
+            if (moved := bytes_moved(row, 4 * size)) is not None
+        }
         for run in group.shown
-    ]  # fmt: skip
-    return {number: moved * size * 4 / 1e6 for number, moved in _spent(models).items()}
+    ]
+    return _spent(spent)
 
 
 def _seconds(group: Group) -> dict[int, float]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from archipelago.core.errors import UserError
+from archipelago.core.metrics import METRICS
 from archipelago.reports.federation import read_federation
 from archipelago.runs.files import RunFiles
 
@@ -81,11 +82,12 @@ def _columns(test: Integers, guess: Integers, sizes: npt.NDArray[np.float64]) ->
     """The columns of metrics.csv that a guess would have."""
     hits = test[np.arange(len(test)), guess].astype(np.float64)
     samples = test.sum(axis=1)
-    # F1 of the guessed class, 0 of every other one that occurs; a guess that never holds counts as a class too.
-    present = (test > 0).sum(axis=1) + (hits == 0)
-    values = {"accuracy": hits / samples, "macro_f1": 2 * hits / (samples + hits) / present}
+    present = (test > 0).sum(axis=1)
     found: dict[str, float] = {}
-    for name, column in values.items():
+    for name, entry in METRICS.items():
+        if (value := entry.capabilities.get("guess")) is None:
+            continue
+        column = value(hits, samples, present)
         found[f"micro_{name}"] = math.fsum(column * sizes) / math.fsum(sizes)
         found[f"macro_{name}"] = math.fsum(column) / len(column)
         worst = np.sort(column)[: math.ceil(len(column) / 10)]

@@ -27,6 +27,9 @@ DEAD_NORM = 1 / 3  # of a fresh model's
 DEAD_SHARE = 0.01  # of the variance of the summed logits
 FIGHT = 0.25  # share of the objective's way that goes up, in rounds whose clusters stand still ...
 SWING = 0.03  # ... if a step up is, in the mean, so large a part of the largest objective of the run
+SEESAW = (
+    0.1  # share of the logits' variance that a part wins and loses again from round to round, in the mean
+)
 # Schedules of an add-on by which a part does not see what the other one has just learned.
 TOGETHER = ("simultaneous", "global_first", "global_first_aggregated")
 _PART = re.compile(r"part_(.+)_(norm|accuracy|variance)")
@@ -158,10 +161,22 @@ def _floor(run: RunFiles, part: str) -> float | None:
 
 def fights(run: RunFiles) -> list[str]:
     """A sentence where the parts of an additive method correct the same error and overshoot, with what to change."""
-    if not parts_of(run):
+    parts = parts_of(run)
+    if not parts:
         return []
     share, step = _rises(run.metrics)
-    if share < FIGHT or step < SWING:
+    seesaw = max(_seesaw(run.metrics, part) for part in parts)
+    if share >= FIGHT and step >= SWING:
+        seen = (
+            f"{100 * share:.0f} % of the way of the training objective went up, by {100 * step:.0f} % of where it "
+            "began at a time"
+        )
+    elif seesaw >= SEESAW:
+        seen = (
+            f"{100 * seesaw:.0f} % of the variance of the summed logits went from one part to another and back, "
+            "from round to round"
+        )
+    else:
         return []
     remedy = "a smaller local.lr"
     for name, section in run.config.items():
@@ -169,10 +184,27 @@ def fights(run: RunFiles) -> list[str]:
         if schedule in TOGETHER:
             remedy = f"{name}.schedule=cluster_first instead of {schedule}, or {remedy}"
     return [
-        f"The parts fight: in the second half, with unchanged clusters, {100 * share:.0f} % of the way of the training "
-        f"objective went up, by {100 * step:.0f} % of where it began at a time; both parts correct the same error and "
+        f"The parts fight: in the second half, with unchanged clusters, {seen}; they correct the same error and "
         f"overshoot. Try {remedy}."
     ]
+
+
+def _seesaw(metrics: Sequence[dict[str, Any]], part: str) -> float:
+    """What a part wins and loses again: the mean, over two steps in a row, of the smaller where they are opposite.
+
+    Of the second half, in rounds whose clusters stand still, in shares of the variance. The objective does not show
+    this: a sum may fall on while its parts swing.
+    """
+    name = f"part_{part}_variance"
+    rows = [row for row in metrics[len(metrics) // 2 :] if math.isfinite(row.get(name, math.nan))]
+    turns = [
+        min(abs(now[name] - middle[name]), abs(middle[name] - before[name]))
+        if (now[name] - middle[name]) * (middle[name] - before[name]) < 0
+        else 0.0
+        for before, middle, now in zip(rows, rows[1:], rows[2:], strict=False)
+        if not middle.get("changed") and not now.get("changed")
+    ]
+    return math.fsum(turns) / len(turns) if len(turns) > 1 else 0.0
 
 
 def _rises(metrics: Sequence[dict[str, Any]]) -> tuple[float, float]:

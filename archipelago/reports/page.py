@@ -18,7 +18,7 @@ from archipelago.core.vocabulary import merged
 from archipelago.reports import palette
 from archipelago.reports.figures import FIGURES, SECTIONS, Figure
 from archipelago.reports.figures_results import title_of
-from archipelago.reports.groups import Group, by_block
+from archipelago.reports.groups import Group, by_block, other_code
 from archipelago.reports.page_runs import behind, differences, linked, rows_differ_in, shared
 from archipelago.reports.summary import computed_on
 from archipelago.reports.table_text import fold_of, folds, grid, mean_text
@@ -27,6 +27,7 @@ from archipelago.runs.files import RunFiles
 
 _EVENTS = 40  # shown of one run
 _SENTENCES = 2  # about devices, at the top; all are in the set-up
+_ON_A_PHONE = 2  # metrics of a table that stand side by side there
 _SHIFTS = ("rotations", "label_swaps", "colours", "noises")
 
 
@@ -181,26 +182,33 @@ def _duration(seconds: float) -> str:
 def _tables(tables: Sequence[Table], groups: Sequence[Group]) -> str:
     parts = ['<section id="tables"><h2>Tables</h2><div class="cards">']
     for table in tables:
-        header, kinds = grid(table)[0], folds(table)
+        header, kinds = grid(table)[0], _folded(table)
         labels = {metric.label for metric in table.metrics}
         body = []
         lines = grid(table, lambda text, rank: f"{rank or 0}|{text}")[1:]
         for row, line in zip([*table.rows, *table.guesses], lines, strict=True):
             cells = []
+            guess = ' class="guess"' if any(row is each for each in table.guesses) else ""
             for name, kind, cell in zip(header, kinds, line, strict=True):
                 if name in labels:
                     rank, _, text = cell.partition("|")
                     mark = {"1": "main first", "2": "main second"}.get(rank, "main")
                     cells.append(f'<td class="{f"{mark} {kind}".strip()}">{linked(text, row, groups)}</td>')
-                else:  # a narrow screen may break a method before an add-on, and nowhere else
+                elif name == "method":  # a narrow screen may break one before an add-on, and nowhere else
                     cells.append(f"<td{_kind(kind)}>{_text(cell).replace('+', '<wbr>+')}</td>")
-            body.append(f"<tr>{''.join(cells)}</tr>")
+                else:  # what a paper printed has no run here
+                    shown = _text(cell) if name == "published" else linked(cell, row, groups)
+                    cells.append(f"<td{_kind(kind)}>{shown}</td>")
+            body.append(f"<tr{guess}>{''.join(cells)}</tr>")
         heads = "".join(
             f"<th{_kind(kind)}>{_text(name)}</th>" for name, kind in zip(header, kinds, strict=True)
         )
         tools = '<input type="search" placeholder="Filter rows" aria-label="Filter rows">'
-        for kind in dict.fromkeys(filter(None, kinds)):
-            tools += f'<button type="button" data-fold="{kind}" aria-expanded="false">Show {kind}</button>'
+        for kind in ("details", "costs"):
+            # On a phone more is among the details than elsewhere, where there may be none.
+            narrow = "" if kind in kinds else ' class="narrow"' if kind == "details" else None
+            if narrow is not None:
+                tools += f'<button type="button" data-fold="{kind}"{narrow} aria-expanded="false">Show {kind}</button>'
         notes = "".join(f"<li{_kind(fold_of(note))}>{_text(note)}</li>" for note in table.notes)
         parts.append(
             f'<div class="card wide"><h3>{_text(table.title)}</h3>{rows_differ_in(table)}'
@@ -208,6 +216,15 @@ def _tables(tables: Sequence[Table], groups: Sequence[Group]) -> str:
             f'<tbody>{"".join(body)}</tbody></table></div><ul class="notes">{notes}</ul></div>'
         )
     return "".join([*parts, "</div></section>"])
+
+
+def _folded(table: Table) -> list[str]:
+    """For each column where it is shown, as `folds` says; on a phone ("beside") only methods and two metrics are."""
+    labels = [metric.label for metric in table.metrics[:_ON_A_PHONE]]
+    return [
+        kind or ("" if name in ("method", *labels) else "beside")
+        for name, kind in zip(grid(table)[0], folds(table), strict=True)
+    ]
 
 
 def _kind(kind: str) -> str:
@@ -239,7 +256,10 @@ def _setup(groups: Sequence[Group], notes: Sequence[str], names: Mapping[int, st
     parts = [
         '<section id="setup"><h2>Set-up, cost and warnings</h2><div class="cards"><div class="card wide">'
     ]
-    parts += [f"<p>{_text(note)}</p>" for note in [*notes, *_computed_on(groups)]]
+    parts += [
+        f"<p>{_text(note)}</p>"
+        for note in [*notes, *_computed_on(groups), *map(_as_sentence, other_code(groups))]
+    ]
     parts.append(differences(groups, names))
     same = shared([dotted(run.config, keep_empty=True) for group in groups for run in group.runs])
     if same:
@@ -252,6 +272,7 @@ def _setup(groups: Sequence[Group], notes: Sequence[str], names: Mapping[int, st
         inner = "".join(_block(title, content) for title, content in own)
         parts.append(f"<details><summary>Settings of each of {len(own)} groups</summary>{inner}</details>")
     parts += _readings(groups)
+    parts.append(_block("Identity of each run", _identities(groups, names)))
     environments = _environments(groups)
     parts += [_block(f"Environment{words}", content) for words, content in environments]
     parts.append(_events(groups))
@@ -287,6 +308,22 @@ def _environments(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
         (only,) = found.values()
         return [("", only[0])]
     return [(f" of {count} runs", content) for content, count in found.values()]
+
+
+def _as_sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def _identities(groups: Sequence[Group], names: Mapping[int, str]) -> dict[str, Any]:
+    """The hash of settings, partition and format that each run was made with, and the digests of its own code."""
+    found = {}
+    for group in groups:
+        for run in group.runs:
+            code = ", ".join(f"{name} {digest}" for name, digest in run.code.items())
+            found[f"{names[id(group)]} | {run.path.name}"] = (run.identity or "(none)") + (
+                code and f"; {code}"
+            )
+    return found
 
 
 def _computed_on(groups: Sequence[Group]) -> list[str]:

@@ -1,16 +1,19 @@
 /* Tables that can be sorted, filtered and folded, and figures that can be taken along: no network, no library. */
 (function () {
   "use strict";
-  const number = (text) => { const found = text.replace(/,/g, "").match(/^[<]?(-?[\d.]+)/); return found ? parseFloat(found[1]) : NaN; };
+  const number = (text) => { const found = text.replace(/,/g, "").match(/^<?([+-]?[\d.]+(?:e[+-]?\d+)?)/); return found ? parseFloat(found[1]) : NaN; };
 
   function sortable(table) {
     const body = table.tBodies[0];
     [...table.tHead.rows[0].cells].forEach((head, column) => {
       const sort = () => {
-        const up = head.getAttribute("aria-sort") === "descending" || (!head.hasAttribute("aria-sort") && column === 0);
+        const small = column === 0 || head.textContent === "rank" || head.textContent === "p"; // the best of them come first
+        const up = head.hasAttribute("aria-sort") ? head.getAttribute("aria-sort") === "descending" : small;
         const key = (row) => row.cells[column].textContent.trim();
         const rows = [...body.rows].sort((a, b) => {
           const [x, y] = [key(a), key(b)], [n, m] = [number(x), number(y)];
+          const guess = (row) => row.classList.contains("guess"); // no method: below all of them, whatever the order
+          if (guess(a) !== guess(b)) { return guess(a) ? 1 : -1; }
           if ((x === "") !== (y === "")) { return x === "" ? 1 : -1; } // what does not exist comes last
           const order = Number.isNaN(n) || Number.isNaN(m) ? x.localeCompare(y) : n - m;
           return up ? order : -order;
@@ -77,6 +80,56 @@
     return rows;
   }
 
+  /* Strips of images under each other, with their names, as one canvas. */
+  const LINE = 18;
+  function sheet(place) {
+    const strips = [...place.querySelectorAll(".strip")].map((strip) => [strip.querySelector("b").textContent, strip.querySelector("img")]);
+    const canvas = document.createElement("canvas"), pen = canvas.getContext("2d");
+    canvas.width = Math.max(...strips.map(([, image]) => image.naturalWidth), 160);
+    canvas.height = strips.reduce((sum, [, image]) => sum + LINE + image.naturalHeight, 0);
+    pen.fillStyle = "#fff"; pen.fillRect(0, 0, canvas.width, canvas.height);
+    pen.fillStyle = "#000"; pen.font = "12px sans-serif";
+    let top = 0;
+    for (const [name, image] of strips) {
+      pen.fillText(name, 2, top + 13); pen.drawImage(image, 0, top + LINE);
+      top += LINE + image.naturalHeight;
+    }
+    return canvas;
+  }
+
+  /* The same as a drawing: the images as they are, names as text. */
+  function drawing(place) {
+    const root = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    const add = (name, attributes, text) => {
+      const part = document.createElementNS(root.namespaceURI, name);
+      for (const key of Object.keys(attributes)) { part.setAttribute(key, attributes[key]); }
+      part.textContent = text || ""; root.append(part);
+    };
+    let top = 0, width = 160;
+    for (const strip of place.querySelectorAll(".strip")) {
+      const image = strip.querySelector("img"), [w, h] = [image.naturalWidth, image.naturalHeight];
+      add("text", { x: 2, y: top + 13, "font-size": 12, "font-family": "sans-serif" }, strip.querySelector("b").textContent);
+      add("image", { x: 0, y: top + LINE, width: w, height: h, href: image.src, style: "image-rendering: pixelated" });
+      top += LINE + h; width = Math.max(width, w);
+    }
+    root.setAttribute("viewBox", `0 0 ${width} ${top}`); root.setAttribute("width", width); root.setAttribute("height", top);
+    return `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(root))}`;
+  }
+
+  /* Their pixels: a line each, red, green and blue from 0 to 255. */
+  function pixels(place) {
+    const rows = [["name", "row", "column", "red", "green", "blue"]];
+    for (const strip of place.querySelectorAll(".strip")) {
+      const image = strip.querySelector("img"), canvas = document.createElement("canvas"), name = strip.querySelector("b").textContent;
+      const [w, h] = [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+      const pen = canvas.getContext("2d");
+      pen.drawImage(image, 0, 0);
+      const { data } = pen.getImageData(0, 0, w, h);
+      for (let at = 0; at < w * h; at += 1) { rows.push([name, Math.floor(at / w), at % w, ...data.slice(4 * at, 4 * at + 3)]); }
+    }
+    return rows;
+  }
+
   function takeable(card) {
     const place = card.querySelector(".plot"), bar = document.createElement("div");
     bar.className = "take";
@@ -87,11 +140,12 @@
       button.addEventListener("click", async () => {
         const shown = figure();
         if (!shown) { return; }
+        const pictures = shown.kind === "images";
         if (format === "CSV") {
-          const text = csv(shown.data).map((row) => row.map(quoted).join(",")).join("\n") + "\n";
-          save(`${shown.name}.csv`, `data:text/csv;charset=utf-8,${encodeURIComponent(text)}`);
-        } else if (shown.kind === "images") {
-          shown.data.rows.forEach((row) => save(`${shown.name}-${row.name}.png`, `data:image/png;base64,${row.image}`));
+          const text = (pictures ? pixels(place) : csv(shown.data)).map((row) => row.map(quoted).join(",")).join("\n") + "\n";
+          save(`${shown.name}.csv`, URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" })));
+        } else if (pictures) {
+          save(`${shown.name}.${format.toLowerCase()}`, format === "PNG" ? sheet(place).toDataURL("image/png") : drawing(place));
         } else {
           const size = { width: place.clientWidth, height: place.clientHeight, scale: format === "PNG" ? 2 : 1 };
           save(`${shown.name}.${format.toLowerCase()}`, await Plotly.toImage(place, { format: format.toLowerCase(), ...size }));

@@ -119,7 +119,7 @@ def _health(groups: Sequence[Group]) -> list[str]:
         )
     if fighting:
         notes.append(
-            "Parts fight (the objective rises and falls while clusters stand still): "
+            "Parts fight (the objective, or who explains the logits, goes up and down while clusters stand still): "
             f"{_with_seeds({name.rstrip('.'): seeds for name, seeds in fighting.items()})}."
         )
     return notes

@@ -70,6 +70,16 @@ class RunFiles:
             return str(error)
 
     @cached_property
+    def identity(self) -> str:
+        """The hash that the run was made with; empty of one from before."""
+        return identity.identity_of(self.path) or ""
+
+    @cached_property
+    def code(self) -> Mapping[str, str]:
+        """{module or import path: digest} of the code of somebody's own that the run was made with."""
+        return identity.code_digests(self.path)
+
+    @cached_property
     def altered(self) -> str | None:
         """What was changed since that is no result, in words: the seconds that rounds took, the models."""
         return (
@@ -271,7 +281,12 @@ def _refuse_depth(events: Iterable[Any], path: Path) -> None:
 
 def read_numbers(path: Path) -> list[Row]:
     """The rows of a CSV file of numbers and JSON lists; empty cells are left out."""
-    rows = csv.DictReader(io.StringIO(complete_lines(path)))
+    return numbers_in(complete_lines(path), path)
+
+
+def numbers_in(text: str, path: Path) -> list[Row]:
+    """The same for the whole lines of a text that stands in `path`."""
+    rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
     try:
         return [{name: _value(cell) for name, cell in row.items() if cell} for row in rows]
     except (AttributeError, ValueError, csv.Error) as error:  # too many cells, or one that is no number

@@ -16,6 +16,7 @@ from archipelago.core.errors import UserError
 
 FORMAT = 3
 SWEEP_FORMAT = 2
+DOCUMENT, TRIALS = "sweep.yaml", "trials.csv"  # of a sweep: what was asked for, and what became of each trial
 
 Document = dict[str, Any]
 

@@ -7,6 +7,7 @@ later round, so that the rounds run again land on the bytes they would have land
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import itertools
 import json
@@ -114,10 +115,8 @@ class CsvFile(_LinesFile):
         """The complete rows, header first."""
         for number, row in enumerate(csv.reader(io.StringIO(complete_lines(self.path)))):
             if self.columns and len(row) != len(self.columns):
-                raise UserError(
-                    f"{self.path} is damaged: line {number + 1} has {len(row)} fields, its header "
-                    f"{len(self.columns)}; restore the file or start the run again under another name."
-                )
+                why = f"line {number + 1} has {len(row)} fields, its header {len(self.columns)}"
+                raise damaged(self.path, why)
             yield row
 
 
@@ -159,6 +158,15 @@ class EventsFile(_LinesFile):
         for text in texts:
             self._write(json.dumps({"round": round, "text": text}, ensure_ascii=False) + "\n")
 
+    def digest(self) -> str:
+        """Of what is in the file now: how many lines, and their digest."""
+        return _digest_of_lines(self._lines())
+
+    def begins_with(self, digest: str) -> bool:
+        """Whether the file begins with the lines that `digest` was of; later ones may have come."""
+        count = int(digest.partition(":")[0])
+        return _digest_of_lines(self._lines()[:count]) == digest
+
     def truncate(self, round: int) -> None:
         """Keep the events up to this round."""
         self.close()
@@ -179,6 +187,11 @@ class EventsFile(_LinesFile):
     def _lines(self) -> list[str]:
         # Not splitlines: JSON leaves other line separators inside its strings as they are.
         return complete_lines(self.path).split("\n")[:-1]
+
+
+def _digest_of_lines(lines: list[str]) -> str:
+    content = "\n".join(lines).encode(errors="backslashreplace")
+    return f"{len(lines)}:{hashlib.blake2b(content, digest_size=8).hexdigest()}"
 
 
 def read_event(path: Path, line: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.files import check_regular
 from archipelago.runs.format import FORMAT, upgraded_status
 from archipelago.runs.lock import writer_is_gone
+from archipelago.runs.storage import is_address, join, read_text
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,22 @@ def _content(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path / 'status.json'} is damaged or missing; the run cannot be used.") from error
     return content
+
+
+def is_run_at(address: str) -> bool:
+    """Whether a run lives at an address: a folder, or a place in an object store."""
+    return (
+        read_text(join(address, "status.json")) is not None if is_address(address) else is_run(Path(address))
+    )
+
+
+def state_at(address: str) -> str:
+    """The state that the `status.json` there says; empty where it is damaged or missing."""
+    try:
+        text = read_text(join(address, "status.json"))
+        return str(json.loads(text or "{}").get("state", ""))
+    except (UserError, ValueError, AttributeError):
+        return ""
 
 
 def status_text(status: Status) -> str:

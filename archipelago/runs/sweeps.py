@@ -1,4 +1,4 @@
-"""Sweep directories, read: `sweep.yaml`, `trials.csv` and one run directory for each trial under `runs/`."""
+"""Sweep directories, read and written: `sweep.yaml`, `trials.csv` and a run directory for each trial under `runs/`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from archipelago.core.csv_cells import plain_cell
+from archipelago.core.csv_cells import plain_cell, quoted_cell
 from archipelago.core.errors import UserError
-from archipelago.core.files import complete_lines
+from archipelago.core.files import check_regular
 from archipelago.runs.files import RunFiles, read_yaml
-from archipelago.runs.format import upgraded_sweep
+from archipelago.runs.format import DOCUMENT, SWEEP_FORMAT, TRIALS, upgraded_sweep
 from archipelago.runs.status import is_run
-from archipelago.runs.storage import join, read_text
+from archipelago.runs.storage import join, read_text, write_text
+from archipelago.runs.sweep_identity import write_identity
 
 WAITING, RUNNING, FINISHED, STOPPED, FAILED = "waiting", "running", "finished", "stopped", "failed"
 DAMAGED = "left out"  # in reports: its files cannot be read
@@ -36,21 +37,40 @@ class Row:
     run: str = ""
 
 
+_COLUMNS = [field.name for field in fields(Row)]
+
+
 def is_sweep(address: str | Path) -> bool:
     """Whether a sweep lives there."""
-    return read_text(join(str(address), "sweep.yaml")) is not None
+    return read_text(join(str(address), DOCUMENT)) is not None
+
+
+def check_is_sweep(address: str | Path) -> None:
+    """A `UserError` if no sweep lives there."""
+    if not is_sweep(address):
+        raise UserError(
+            f"There is no sweep {address}: expected {DOCUMENT} and {TRIALS} in it.",
+            code="not-found",
+            path=str(address),
+        )
+
+
+def is_begun(address: str | Path) -> bool:
+    """Whether `trials.csv`, if there is one, is that of a sweep."""
+    text = read_text(join(str(address), TRIALS))
+    return text is None or text.startswith(",".join(_COLUMNS))
 
 
 def read_rows(address: str | Path) -> list[Row]:
     """The lines of `trials.csv`."""
-    text = read_text(join(str(address), "trials.csv"))
+    text = read_text(join(str(address), TRIALS))
     if text is None:
-        raise UserError(f"There is no sweep {address}: expected sweep.yaml and trials.csv in it.")
-    names = [field.name for field in fields(Row)]
+        check_is_sweep(address)
+        raise _damaged_trials(address, FileNotFoundError("it is missing"))
     try:
-        rows = csv.DictReader(io.StringIO(text))
+        rows = csv.DictReader(io.StringIO(text.replace("\0", "\ufffd")))  # no reader of CSV takes a null
         found = [
-            Row(**{**{name: plain_cell(row[name]) for name in names}, "seed": int(row["seed"])})  # type: ignore[arg-type]  # all others are text
+            Row(**{**{name: plain_cell(row[name]) for name in _COLUMNS}, "seed": int(row["seed"])})  # type: ignore[arg-type]  # all others are text
             for row in rows
         ]
     except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
@@ -60,10 +80,36 @@ def read_rows(address: str | Path) -> list[Row]:
     return found
 
 
+def write_rows(address: str, rows: Iterable[Row]) -> None:
+    """Write `trials.csv`, all or nothing."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        cells = asdict(row)
+        writer.writerow(
+            {name: quoted_cell(each) if isinstance(each, str) else each for name, each in cells.items()}
+        )
+    write_text(join(address, TRIALS), text.getvalue())
+
+
+def write_sweep(address: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Write `sweep.yaml` of a document as a sweep makes it, and its identity; what is in the file."""
+    from omegaconf import OmegaConf
+
+    whole = {"format": SWEEP_FORMAT, **document}
+    text = OmegaConf.to_yaml(OmegaConf.create(whole))
+    write_identity(address, text)
+    write_text(join(address, DOCUMENT), text)
+    return whole
+
+
 def _damaged_trials(address: str | Path, error: Exception) -> UserError:
     return UserError(
-        f"{join(str(address), 'trials.csv')} is damaged ({error}): restore it; the runs of the trials are in "
-        f"{join(str(address), 'runs')}, each a run of its own."
+        f"{join(str(address), TRIALS)} is damaged ({error}): restore it; the runs of the trials are in "
+        f"{join(str(address), 'runs')}, each a run of its own.",
+        code="damaged",
+        file=join(str(address), TRIALS),
     )
 
 
@@ -127,20 +173,11 @@ def sweep_trials(path: Path) -> list[Trial]:
     """The trials that `trials.csv` names, those that never began included."""
     trials = []
     tuning = _tuning(path)
-    if not (path / "trials.csv").exists():
-        raise _damaged_trials(path, FileNotFoundError("it is missing"))
-    lines = list(csv.DictReader(io.StringIO(complete_lines(path / "trials.csv").replace("\0", "\ufffd"))))
-    for row in lines:
-        try:
-            folder = path / row["run"] if row["run"] else None
-            run = RunFiles(folder) if folder is not None and is_run(folder) else None
-            seed = int(row["seed"]) if row["seed"] else None
-            group, reason = plain_cell(row["group"]), plain_cell(row["reason"])
-            trials.append(Trial(run, group, seed, row["status"], reason, *tuning, path))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _damaged_trials(path, error) from error
-    if not trials:
-        raise _damaged_trials(path, ValueError("it names no trial"))
+    check_regular(path / TRIALS)
+    for row in read_rows(path):
+        folder = path / row.run if row.run else None
+        run = RunFiles(folder) if folder is not None and is_run(folder) else None
+        trials.append(Trial(run, row.group, row.seed, row.status, row.reason, *tuning, path))
     return trials
 
 
@@ -153,10 +190,12 @@ def table_of(paths: Sequence[str | Path]) -> str:
 
 def read_sweep(address: str | Path) -> dict[str, Any]:
     """What `sweep.yaml` holds, as this version writes it: `settings`, `sweep` and what the sweep `declares`."""
-    text = read_text(join(str(address), "sweep.yaml"))
+    file = join(str(address), DOCUMENT)
+    text = read_text(file)
     if text is None:
-        raise UserError(f"There is no sweep {address}: expected sweep.yaml in it.")
-    file = join(str(address), "sweep.yaml")
+        raise UserError(
+            f"There is no sweep {address}: expected {DOCUMENT} in it.", code="not-found", path=str(address)
+        )
     content = read_yaml(text, Path(file))
     if not isinstance(content, dict) or not isinstance(content.get("sweep"), dict):
         raise UserError(f"{file} is damaged: expected the section sweep in it.")

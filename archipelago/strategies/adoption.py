@@ -6,10 +6,13 @@
 models, the one whose predictions on the client's inputs are the surest, by the mean entropy of its probabilities (an
 idea of test-time adaptation: Wang et al., "Tent", ICLR 2021; as a rule for assignment it is the platform's own).
 
+Methods with soft clusters (FedSoft, FedEM, FedRC) take the entropy of a prediction for the loss of its sample, which
+is what a model expects its loss to be, and find their weights as they do from losses.
+
 A rule of your own is a subclass of `AdoptionRule` under `@ADOPTION.register`, or named by its import path. It sees the
 strategy and the new clients, who answer what `fleet.describe` asks of their views; one that needs no labels
-(`needs_labels = False`) asks `client.unlabelled()`. A method that knows better (by descriptors, say) overrides
-`ClusteredModels.adopt_unlabelled`, which `entropy` leaves to it.
+(`needs_labels = False`) asks `client.unlabelled()`. Of soft clusters it gives a client one, unless it says otherwise
+(`weigh`). A method that knows better (by descriptors, say) overrides `adopt_unlabelled`, which `entropy` leaves to it.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from archipelago.core.errors import UserError
 from archipelago.core.registry import Registry
 from archipelago.strategies.interface import ClientView, FleetView
 from archipelago.strategies.references import Indices
 
 if TYPE_CHECKING:
     from archipelago.strategies.base import ClusteredModels
+    from archipelago.strategies.mixtures import MixtureModels
 
 
 class AdoptionRule:
@@ -32,9 +37,13 @@ class AdoptionRule:
 
     needs_labels: ClassVar[bool] = True
 
-    def assign(self, method: ClusteredModels, fleet: FleetView) -> Indices:
+    def assign(self, method: ClusteredModels | MixtureModels, fleet: FleetView) -> Indices:
         """The cluster of each client of `fleet`, none of which ever trained."""
         raise NotImplementedError(f"{type(self).__name__} has no assign")
+
+    def weigh(self, method: MixtureModels, fleet: FleetView) -> npt.NDArray[np.float64]:
+        """(n, K): how much of each soft cluster is in each client; all of it is in the one that `assign` says."""
+        return np.eye(method.K)[self.assign(method, fleet)]
 
 
 ADOPTION: Registry[type[AdoptionRule]] = Registry("adoption rule", base=AdoptionRule)
@@ -44,8 +53,11 @@ ADOPTION: Registry[type[AdoptionRule]] = Registry("adoption rule", base=Adoption
 class ByMethod(AdoptionRule):
     """`adopt` of the method."""
 
-    def assign(self, method: ClusteredModels, fleet: FleetView) -> Indices:
+    def assign(self, method: ClusteredModels | MixtureModels, fleet: FleetView) -> Indices:
         return method.adopt(fleet)
+
+    def weigh(self, method: MixtureModels, fleet: FleetView) -> npt.NDArray[np.float64]:
+        return method.measure(fleet)
 
 
 @ADOPTION.register("entropy", "without labels: the cluster model that is surest of its predictions, unless the "
@@ -55,8 +67,11 @@ class ByEntropy(AdoptionRule):
 
     needs_labels = False
 
-    def assign(self, method: ClusteredModels, fleet: FleetView) -> Indices:
+    def assign(self, method: ClusteredModels | MixtureModels, fleet: FleetView) -> Indices:
         return method.adopt_unlabelled(fleet)
+
+    def weigh(self, method: MixtureModels, fleet: FleetView) -> npt.NDArray[np.float64]:
+        return method.measure_unlabelled(fleet)
 
 
 def surest(method: ClusteredModels, fleet: FleetView) -> Indices:
@@ -71,17 +86,30 @@ def entropies(
     client: ClientView, models: npt.NDArray[np.float32], under: npt.NDArray[np.float32] | None = None
 ) -> npt.NDArray[np.float64]:
     """(K,) mean entropy of each model's probabilities on a client's inputs; labels are not looked at."""
+    return sample_entropies(client, models, under).mean(axis=0)
+
+
+def sample_entropies(
+    client: ClientView, models: npt.NDArray[np.float32], under: npt.NDArray[np.float32] | None = None
+) -> npt.NDArray[np.float64]:
+    """(n, K): of each model's probabilities on each input; infinite where a model's output is not finite."""
+    if client.classes is None:
+        raise UserError(
+            "Expected data with classes beside adoption=entropy, got a regression, whose predictions have no entropy: "
+            "adopt by labels."
+        )
     client = client.unlabelled()
     added: Any = 0.0 if under is None else client.outputs(under).astype(np.float64)
-    return np.array([_entropy(client.outputs(model).astype(np.float64) + added) for model in models])
+    return np.stack([_entropy(client.outputs(model).astype(np.float64) + added) for model in models], axis=1)
 
 
-def _entropy(logits: npt.NDArray[np.float64]) -> float:
+def _entropy(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """
-    >>> round(_entropy(np.array([[0.0, 0.0], [50.0, 0.0]])), 4)  # half of log 2
-    0.3466
+    >>> _entropy(np.array([[0.0, 0.0], [50.0, 0.0]])).round(4).tolist()  # log 2, and none
+    [0.6931, 0.0]
     """
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    each = -(np.exp(logs) * logs).sum(axis=1)
-    return float(np.where(np.isfinite(each), each, np.inf).mean())
+    with np.errstate(invalid="ignore"):
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        each = -(np.exp(logs) * logs).sum(axis=1)
+    return np.where(np.isfinite(each), each, np.inf)

@@ -38,6 +38,11 @@ def unchanged(round: int) -> float:
     return 1.0
 
 
+def always(round: int) -> int:
+    """The first round that had the data of this one, where data never changes."""
+    return 1
+
+
 @dataclass(frozen=True)
 class Context:
     """What a strategy may know of the experiment around it."""
@@ -57,6 +62,7 @@ class Context:
     truth: Callable[[int], Indices | None] | None = (
         None  # the same in a round, where data changes during a run
     )
+    since: Callable[[int], int] = always  # the first round that had the data of a round
     known_groups: Indices | None = None  # every ground-truth group that there ever is
     outputs: int | None = None  # of the network; None while it is not known
     has_validation: bool = False

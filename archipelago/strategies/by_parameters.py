@@ -23,6 +23,7 @@ from archipelago.strategies.expectations import Known
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.references import Indices, Models
 
+NEVER = 0  # no round
 FEW = "models that took few steps are near each other, whatever their group"
 # Where K-means on models does not find the groups; which of these a method shares, it says.
 STALE = (
@@ -44,10 +45,11 @@ class ByParameters(ClusteredModels):
     """
 
     by_loss = False
-    state = ("clusters", "centres", "points")
-    per_client: ClassVar[dict[str, float]] = {"assignment": UNASSIGNED, "points": np.nan}
+    state = ("clusters", "centres", "points", "asked")
+    per_client: ClassVar[dict[str, float]] = {"assignment": UNASSIGNED, "points": np.nan, "asked": NEVER}
     centres: npt.NDArray[np.float64] | None = None
     points: npt.NDArray[np.float32] | None = None  # what K-means last saw of each client, NaN where nothing
+    asked: Indices  # the round in which each client last described its data
     outlying: npt.NDArray[np.bool_]  # of this round's clients that arrived, for methods that look for them
 
     @classmethod
@@ -57,6 +59,7 @@ class ByParameters(ClusteredModels):
 
     def setup(self, fleet: FleetView) -> None:
         super().setup(fleet)
+        self.asked = np.full(self.context.clients, NEVER, np.int64)
         # All clusters start from one model: what a client learns, not where it started, decides its cluster.
         self.clusters = Models(np.repeat(fleet.initial(1).values, self.K, axis=0))
 
@@ -93,12 +96,13 @@ class ByParameters(ClusteredModels):
                 theta.ids[arrived], updates(theta, self.clusters, c, fleet.spec.parameters)[arrived]
             )
         else:
-            known = self.points is not None and ~np.isnan(self.points[theta.ids]).any(axis=1)
-            new = fleet.select(theta.ids[~np.broadcast_to(known, theta.ids.shape)])
-            if len(
-                new.ids
-            ):  # data does not change: every client is asked once, with the model all started from
+            # Asked once for each state of its data, with the model that all started from.
+            since = self.context.since(self.number)
+            new = fleet.select(theta.ids[self.asked[theta.ids] < since])
+            if len(new.ids):
                 self.keep_points(new.ids, described(new, chosen, fleet.initial(1)[0]))
+                self.asked = self.asked.copy()
+                self.asked[new.ids] = self.number
 
     def grouped(self, features: Features, weights: npt.NDArray[np.float64] | None, seed: int) -> Clustering:
         """The clusters of this round's points."""

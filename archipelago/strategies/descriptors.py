@@ -1,9 +1,9 @@
 """What a client is known by where clients are clustered: parts of its model, its update, or a descriptor of its data.
 
 A descriptor is a function `(client, model)` of a `ClientView` and a model that the client is sent, registered or named
-by its import path: `method=fesem fesem.features=my_module.my_descriptor`. It runs once, where the client lives, on the
-model that the run started from, and the vector that it returns is counted as sent. It is registered with
-`labels=False` where it reads no labels.
+by its import path: `method=fesem fesem.features=my_module.my_descriptor`. It runs where the client lives, on the model
+that the run started from, once for each state of its data, and the vector that it returns is counted as sent. It is
+registered with `labels=False` where it reads no labels.
 """
 
 from __future__ import annotations

@@ -45,6 +45,9 @@ Clients never seen
     code    one at every log, kept in between
     here    20 E-steps from a uniform pi
     option  fedem.unseen_steps
+New clients without labels
+    here    E-steps in which the entropy of a prediction stands for its loss
+    option  adoption=entropy
 """
 
 from __future__ import annotations
@@ -56,9 +59,10 @@ import numpy as np
 import numpy.typing as npt
 
 from archipelago.core.settings import setting
+from archipelago.strategies.adoption import sample_entropies
 from archipelago.strategies.base import METHODS
 from archipelago.strategies.expectations import ALL, Cost, Expectations, K, Known
-from archipelago.strategies.interface import FleetView, Handle
+from archipelago.strategies.interface import ClientView, FleetView, Handle
 from archipelago.strategies.mixtures import MixtureModels, Weights
 from archipelago.strategies.parameters import Matrix
 from archipelago.strategies.references import Models, PerClient, Prediction, SampleWeights
@@ -142,6 +146,10 @@ class FedEM(MixtureModels):
         steps = self.options.unseen_steps
         return np.array(fleet.map(fitted, stage="E-steps", components=self.clusters, steps=steps))
 
+    def measure_unlabelled(self, fleet: FleetView) -> Weights:
+        steps = self.options.unseen_steps
+        return np.stack(fleet.describe(guessed, stage="E-steps", components=self.clusters, steps=steps))
+
     def prediction(self, fleet: FleetView) -> Prediction:
         if self.K == 1:
             return Prediction([self.clusters[0]])
@@ -180,8 +188,17 @@ def fitted(
     client: Any, state: dict[str, Any], components: Matrix, steps: int
 ) -> tuple[dict[str, Any], npt.NDArray[np.float64]]:
     """pi of a client under fixed components: E-steps from a uniform pi, nothing kept."""
-    losses = client.sample_losses(components).astype(np.float64)
-    pi = np.full(len(components), 1.0 / len(components))
+    return state, settled(client.sample_losses(components).astype(np.float64), steps)
+
+
+def guessed(client: ClientView, components: Matrix, steps: int) -> npt.NDArray[np.float64]:
+    """The same of a client without labels: a prediction's entropy for the loss."""
+    return settled(sample_entropies(client, components), steps)
+
+
+def settled(losses: Weights, steps: int) -> npt.NDArray[np.float64]:
+    """pi after so many E-steps from a uniform one."""
+    pi = np.full(losses.shape[1], 1.0 / losses.shape[1])
     for _ in range(steps):
         pi = responsibilities(losses, pi)[0].mean(axis=0)
-    return state, pi
+    return pi

@@ -46,7 +46,10 @@ Inter-group aggregation
     option  fedgroup.mixing
 Clients whose data shifts (FlexCFL)
     paper   are found by the Wasserstein distance of their labels, and migrate by a new cold start
-    here    left out: a client stays in its group
+    here    the same where a threshold is given: a client whose data has changed reports its shares of labels. Classes
+            count as equally far apart, so the distance is half the sum of absolute differences. What changes without
+            changing these shares is not found
+    option  fedgroup.migrate
 New clients
     paper   client cold start
     here    the same; for clients that never train, every time they are asked
@@ -68,8 +71,10 @@ from archipelago.strategies.clustering import ClusteringTask, check_rule, cluste
 from archipelago.strategies.clustering_rules import AgglomerativeOptions
 from archipelago.strategies.distances import Points, between, pairwise
 from archipelago.strategies.expectations import Cost, Expectations, Known
-from archipelago.strategies.interface import FleetView, Handle
+from archipelago.strategies.interface import ClientView, FleetView, Handle
 from archipelago.strategies.references import Indices, Models
+
+NEVER = 0  # no round
 
 
 @dataclass
@@ -83,6 +88,10 @@ class FedGroupOptions:
         None,
         "clustering rule (see `list`), or an import path; null: K-means for edc, complete linkage for madc",
     )
+    migrate: float | None = setting(
+        None, "Wasserstein distance of a client's labels from those it joined with, above which it joins anew; null: "
+        "it stays", at_least=0, at_most=1,
+    )  # fmt: skip
     mixing: float = setting(0.0, "eta_G: step of every group towards the others' models", at_least=0)
 
 
@@ -114,10 +123,14 @@ class FedGroup(ClusteredModels):
 
     Options = FedGroupOptions
     by_loss = False
-    state = ("clusters", "directions", "points")
-    per_client: ClassVar[dict[str, float]] = {"assignment": UNASSIGNED, "points": np.nan}
+    state = ("clusters", "directions", "points", "shares", "asked")
+    per_client: ClassVar[dict[str, float]] = {
+        "assignment": UNASSIGNED, "points": np.nan, "shares": np.nan, "asked": NEVER,
+    }  # fmt: skip
     directions: npt.NDArray[np.float32] | None = None  # (m, parameters): the mean first update of each group
     points: npt.NDArray[np.float64] | None = None  # (clients, m): EDC of those that were clustered
+    shares: Points | None = None  # (clients, classes): of the labels that each client joined its group with
+    asked: Indices  # the round in which each client last reported these
 
     @classmethod
     def check(cls, options: FedGroupOptions, context: Context) -> None:
@@ -127,16 +140,40 @@ class FedGroup(ClusteredModels):
     def setup(self, fleet: FleetView) -> None:
         super().setup(fleet)
         self.clusters = Models(np.repeat(fleet.initial(1).values, self.K, axis=0))
+        self.asked = np.full(self.context.clients, NEVER, np.int64)
 
     def expect(self, fleet: FleetView) -> Indices:
         """Group cold start in the first round, client cold start of whoever comes later."""
         assert self.assignment is not None
-        if self.directions is None:
+        first = self.directions is None
+        if first:
             self.group_cold_start(fleet.everyone)
+        if self.options.migrate is not None:
+            self.migrate(fleet.everyone if first else fleet, self.options.migrate)
         new = fleet.select(fleet.ids[self.assignment[fleet.ids] == UNASSIGNED])
         if len(new.ids):
             self.assign(new, self.client_cold_start(new))
         return self.assignment[fleet.ids]
+
+    def migrate(self, fleet: FleetView, threshold: float) -> None:
+        """Take clients out of their groups whose labels are no longer those that they joined with."""
+        assert self.assignment is not None
+        due = fleet.select(fleet.ids[self.asked[fleet.ids] < self.context.since(self.number)])
+        if not len(due.ids):
+            return
+        found = np.stack(due.describe(shares_of_labels, stage="shares of labels"))
+        before = (
+            np.full((self.context.clients, found.shape[1]), np.nan) if self.shares is None else self.shares
+        )
+        away = 0.5 * np.add.reduce(np.abs(found - before[due.ids]), axis=1)  # NaN of a client never asked
+        joins = ~(away <= threshold)
+        self.shares, self.asked, self.assignment = before.copy(), self.asked.copy(), self.assignment.copy()
+        self.shares[due.ids[joins]] = found[joins]
+        self.asked[due.ids] = self.number
+        moving = due.ids[away > threshold]
+        self.assignment[moving] = UNASSIGNED
+        if len(moving):
+            self.events.append(f"The labels of {len(moving)} clients have changed: they join a group anew.")
 
     def pre_train(self, fleet: FleetView) -> Handle:
         """A local training from w_0, with an optimizer of its own."""
@@ -203,6 +240,12 @@ class FedGroup(ClusteredModels):
             return None
         seen = ids[~np.isnan(self.points[ids]).any(axis=1)]
         return seen, pairwise(self.points[seen])
+
+
+def shares_of_labels(client: ClientView) -> Points:
+    """(classes,), adding up to 1."""
+    counts = client.label_counts()
+    return counts / max(int(counts.sum()), 1)
 
 
 def inner_products(theta: Handle, start: npt.NDArray[np.float32], parameters: int) -> Points:

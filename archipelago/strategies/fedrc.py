@@ -45,6 +45,9 @@ Clients never seen
     paper   E-steps only
     here    20 E-steps from a uniform omega
     option  fedrc.unseen_steps
+New clients without labels
+    here    E-steps in which the entropy of a prediction stands for its loss; C, which is of labels, is left out
+    option  adoption=entropy
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ import numpy as np
 import numpy.typing as npt
 
 from archipelago.core.settings import setting
+from archipelago.strategies.adoption import sample_entropies
 from archipelago.strategies.base import METHODS
 from archipelago.strategies.expectations import Cost, Expectations, K, Known
 from archipelago.strategies.interface import ClientView, FleetView, Handle
@@ -136,6 +140,10 @@ class FedRC(MixtureModels):
         steps, shares = self.options.unseen_steps, self.sent(fleet)
         return np.array(fleet.map(fitted, stage="E-steps", models=self.clusters, steps=steps, shares=shares))
 
+    def measure_unlabelled(self, fleet: FleetView) -> Weights:
+        steps = self.options.unseen_steps
+        return np.stack(fleet.describe(guessed, stage="E-steps", models=self.clusters, steps=steps))
+
     def prediction(self, fleet: FleetView) -> Prediction:
         if self.K == 1:
             return Prediction([self.clusters[0]])
@@ -194,8 +202,19 @@ def fitted(
     client: ClientView, state: dict[str, Any], models: Matrix, steps: int, shares: Weights | None
 ) -> tuple[dict[str, Any], Weights]:
     """omega of a client under fixed models: E-steps from a uniform one, nothing kept."""
-    losses, labels = client.sample_losses(models).astype(np.float64), client.labels()
-    omega = np.full(len(models), 1.0 / len(models))
+    losses = client.sample_losses(models).astype(np.float64)
+    return state, settled(losses, client.labels(), steps, shares)
+
+
+def guessed(client: ClientView, models: Matrix, steps: int) -> Weights:
+    """The same of a client without labels: a prediction's entropy for the loss, and no shares to divide by."""
+    losses = sample_entropies(client, models)
+    return settled(losses, np.zeros(len(losses), np.int64), steps, None)
+
+
+def settled(losses: Weights, labels: npt.NDArray[Any], steps: int, shares: Weights | None) -> Weights:
+    """omega after so many E-steps from a uniform one."""
+    omega = np.full(losses.shape[1], 1.0 / losses.shape[1])
     for _ in range(steps):
         omega = posterior(losses, labels, omega, shares)[0].mean(axis=0)
-    return state, omega
+    return omega

@@ -49,6 +49,9 @@ Other rules than the mean
     option  aggregation
 A client that never trained
     here    predicts with the centre of largest weight; of clients never seen u is estimated then and there
+New clients without labels
+    here    u counts which centre is surest of each sample, by the entropy of its prediction
+    option  adoption=entropy
 """
 
 from __future__ import annotations
@@ -61,14 +64,23 @@ import numpy.typing as npt
 
 from archipelago.core.randomness import generator
 from archipelago.core.settings import setting
+from archipelago.strategies.adoption import sample_entropies
 from archipelago.strategies.aggregation import Uploads
 from archipelago.strategies.base import METHODS, lowest
 from archipelago.strategies.expectations import ALL, Cost, Expectations, K, Known
-from archipelago.strategies.interface import FleetView, Handle
+from archipelago.strategies.interface import ClientView, FleetView, Handle
 from archipelago.strategies.mixtures import MixtureModels, Weights
 from archipelago.strategies.parameters import Matrix, Vector, normalised_rows
 from archipelago.strategies.penalties import ProximalToMixture
-from archipelago.strategies.references import Mixture, Models, PerClient, Prediction, Private, Reference
+from archipelago.strategies.references import (
+    Indices,
+    Mixture,
+    Models,
+    PerClient,
+    Prediction,
+    Private,
+    Reference,
+)
 
 
 @dataclass
@@ -147,6 +159,14 @@ class FedSoft(MixtureModels):
         found = fleet.map(importance, stage="importance weights", centres=self.clusters, sigma=sigma)
         return np.array(found)
 
+    def measure_unlabelled(self, fleet: FleetView) -> Weights:
+        """The same of clients without labels: the centre that is surest of each sample."""
+        sigma = self.options.sigma
+        found = fleet.describe(
+            guessed_importance, stage="importance weights", centres=self.clusters, sigma=sigma
+        )
+        return np.stack(found)
+
     def draw(self, v: Weights) -> Weights:
         """(S, n): how much each client counts for each centre; 1 if it was drawn, v where all take part."""
         clients, count = v.shape[1], self.options.select
@@ -193,6 +213,18 @@ def importance(
     client: Any, state: dict[str, Any], centres: Matrix, sigma: float
 ) -> tuple[dict[str, Any], npt.NDArray[np.float64]]:
     """u_k: the share of samples that each centre fits best (ties: the lowest index), at least sigma."""
-    best = lowest(client.sample_losses(centres))
-    counts = np.bincount(best, minlength=len(centres))
-    return state, np.maximum(counts / client.size, sigma)
+    return state, shares_of(lowest(client.sample_losses(centres)), len(centres), sigma)
+
+
+def guessed_importance(client: ClientView, centres: Matrix, sigma: float) -> npt.NDArray[np.float64]:
+    """The same of a client without labels: a prediction's entropy for the loss."""
+    return shares_of(lowest(sample_entropies(client, centres)), len(centres), sigma)
+
+
+def shares_of(best: Indices, centres: int, sigma: float) -> npt.NDArray[np.float64]:
+    """The share of samples whose best centre each one is, at least sigma.
+
+    >>> shares_of(np.array([0, 0, 2, 0]), 3, 0.01).tolist()
+    [0.75, 0.01, 0.25]
+    """
+    return np.maximum(np.bincount(best, minlength=centres) / len(best), sigma)

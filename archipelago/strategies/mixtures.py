@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from archipelago.strategies.adoption import ADOPTION, entropies
 from archipelago.strategies.base import UNASSIGNED, Strategy
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.parameters import Vector
@@ -38,6 +39,11 @@ class MixtureModels(Strategy):
         """The (n, K) weights of clients the method knows nothing about, under the models as they are."""
         raise NotImplementedError
 
+    def measure_unlabelled(self, fleet: FleetView) -> Weights:
+        """The same of clients without labels; as it stands, all of the model that is surest of its predictions."""
+        found = fleet.describe(entropies, stage="adopting new clients", models=self.clusters)
+        return np.eye(self.K)[np.argmin(np.stack(found), axis=1)]
+
     def known(self, fleet: FleetView) -> npt.NDArray[np.bool_]:
         """Which clients of `fleet` have weights."""
         return ~np.isnan(self.mixture[fleet.ids, 0])
@@ -57,14 +63,20 @@ class MixtureModels(Strategy):
 
     def weights(self, fleet: FleetView) -> Weights:
         """The weights of each client of `fleet`; clients never seen are measured for now, not for good."""
-        found, seen = self.mixture[fleet.ids], self.known(fleet)
-        if not seen.all():
-            found[~seen] = self.measure(fleet.select(fleet.ids[~seen]))
+        found, unseen = self.mixture[fleet.ids], ~self.known(fleet)
+        new = np.isin(fleet.ids, self.context.new_clients)
+        for at, rule in ((unseen & ~new, "labels"), (unseen & new, self.context.adoption)):
+            if at.any():
+                found[at] = ADOPTION.find(rule)().weigh(self, fleet.select(fleet.ids[at]))
         return found
 
     def adopt(self, fleet: FleetView) -> Indices:
         """The cluster of clients the method has not seen yet: the model of largest weight."""
         return np.argmax(self.measure(fleet), axis=1).astype(np.int64)
+
+    def adopt_unlabelled(self, fleet: FleetView) -> Indices:
+        """The same of clients without labels."""
+        return np.argmax(self.measure_unlabelled(fleet), axis=1).astype(np.int64)
 
     def labels(self, fleet: FleetView) -> Indices:
         """The model of largest weight of each client of `fleet`."""

@@ -4,6 +4,9 @@
 global one, or its cluster's (FedProx's term, Li et al. 2020, inside clusters). `few_shots` clusters in the first
 `few_shots.rounds` rounds only and holds the assignment still afterwards (thesis, Algorithms 2 to 4).
 
+    prox        min over theta   F_i(theta) + (mu / 2) ||theta - start||^2      mu  `prox.mu`
+    few_shots   c_t(i) as the base assigns, t <= R;  c_t(i) = c_R(i), t > R     R   `few_shots.rounds`
+
 Readings
 
 prox: where the pull leads

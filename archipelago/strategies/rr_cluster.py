@@ -82,7 +82,7 @@ class RRCluster(Addon[ClusteredModels]):
         theta = base.train(fleet, given)
         if base.by_loss:
             settled = base.settle(fleet, theta, given)
-            c, given = np.where(settled == given, c, settled), settled  # CFL splits clusters here
+            c, given = np.where(settled == given, c, settled), settled  # a base may split clusters here (CFL)
         else:
             c = base.settle(fleet, theta, c)
             given = self.rebalanced(base, c)

@@ -49,7 +49,7 @@ Means
     option  weights=uniform
 New clients
     paper   Psi, then the most similar cluster, or omega if none reaches tau
-    here    Psi, then the most similar cluster
+    here    as the paper
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.parameters import Vector
 from archipelago.strategies.penalties import Penalty, Proximal
-from archipelago.strategies.references import Indices, Models
+from archipelago.strategies.references import Indices, Models, Prediction
 
 
 @dataclass
@@ -118,7 +118,8 @@ class StoCFL(ClusteredModels):
         if not self.frozen:
             self.observe(fleet)
             self.merge(fleet)
-        return self.labels(fleet)
+        c = self.labels(fleet)
+        return np.where(c == UNASSIGNED, 0, c)  # held still before they came, and like no cluster
 
     def observe(self, fleet: FleetView) -> None:
         """Make every client that was never seen a cluster of its own, which starts from omega."""
@@ -202,15 +203,24 @@ class StoCFL(ClusteredModels):
         self.model = self.average(omega, fleet, otherwise=self.model)
 
     def adopt(self, fleet: FleetView) -> Indices:
-        """The cluster most similar to what the client makes of the anchor."""
+        """The cluster most similar to what the client makes of the anchor; none (omega) if it does not reach tau."""
+        found = np.full(len(fleet.ids), UNASSIGNED, np.int64)
         if self.psi is None:
-            return np.zeros(len(fleet.ids), np.int64)
-        found = np.zeros(len(fleet.ids), np.int64)
+            return found
         ids, psi = self.represent(fleet)
         if len(ids):
-            away = between(psi, self.means(), "cosine")
-            found[np.searchsorted(fleet.ids, ids)] = away.argmin(axis=1)
+            alike = 1.0 - between(psi, self.means(), "cosine")
+            nearest = np.where(alike.max(axis=1) >= self.options.tau, alike.argmax(axis=1), UNASSIGNED)
+            found[np.searchsorted(fleet.ids, ids)] = nearest
         return found
+
+    def prediction(self, fleet: FleetView) -> Prediction:
+        """The model of the own cluster, or omega."""
+        c = self.labels(fleet)
+        if not (c == UNASSIGNED).any():
+            return Prediction([self.clusters[c]])
+        models = Models(np.concatenate([self.clusters.values, self.model[None]]))
+        return Prediction([models[np.where(c == UNASSIGNED, self.K, c)]])
 
     def proximity(self, ids: Indices) -> tuple[Indices, Points] | None:
         seen = ids[self.represented()[ids]]

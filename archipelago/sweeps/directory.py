@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import time
-from dataclasses import asdict, fields
 from pathlib import Path
 
-from archipelago.core.csv_cells import quoted_cell
 from archipelago.core.errors import UserError
 from archipelago.core.own_files import refuse_link
 from archipelago.core.program import program
 from archipelago.experiments.given import code_of
-from archipelago.runs.format import SWEEP_FORMAT
+from archipelago.runs.format import DOCUMENT, TRIALS
 from archipelago.runs.lease import Lease
 from archipelago.runs.lock import FolderLock
-from archipelago.runs.storage import is_address, join, read_text, remove_file, write_text
-from archipelago.runs.sweeps import WAITING, Row, identity_of_sweep, is_sweep, read_rows, read_sweep
+from archipelago.runs.storage import is_address, join, read_text, remove_file
+from archipelago.runs.sweep_identity import FILE as IDENTITY
+from archipelago.runs.sweep_identity import check_sweep_identity, is_identity
+from archipelago.runs.sweeps import (
+    WAITING,
+    Row,
+    identity_of_sweep,
+    is_begun,
+    is_sweep,
+    read_rows,
+    read_sweep,
+    write_rows,
+    write_sweep,
+)
 from archipelago.runs.trust import remember
 from archipelago.sweeps.config import Sweep, Trial, sweep_from
 
@@ -35,9 +43,8 @@ def absolute(address: str) -> str:
 
 
 def _is_begun(path: Path) -> bool:
-    """Whether `trials.csv`, if there is one, is that of a sweep."""
-    text = read_text(str(path / "trials.csv"))
-    return text is None or text.startswith(",".join(field.name for field in fields(Row)))
+    """Whether `trials.csv` and `identity.json`, if they are there, are those of a sweep."""
+    return is_begun(path) and is_identity(read_text(str(path / IDENTITY)))
 
 
 def _refuse_sweep(address: str) -> None:
@@ -69,8 +76,8 @@ class SweepDirectory:
         _refuse_sweep(address)
         if not is_address(address):
             path = Path(address)
-            # A kill in the middle of this leaves these two, which hold nothing.
-            begun = {"trials.csv", ".lock"}
+            # A kill in the middle of this leaves these, which hold nothing.
+            begun = {TRIALS, IDENTITY, ".lock"}
             others = path.is_dir() and ({each.name for each in path.iterdir()} - begun or not _is_begun(path))
             if path.exists() and (not path.is_dir() or others):
                 raise UserError(
@@ -79,16 +86,13 @@ class SweepDirectory:
                     path=address,
                 )
             path.mkdir(parents=True, exist_ok=True)
-        from omegaconf import OmegaConf
-
         made = cls(address, sweep, [], _lock(address))
         try:
             _refuse_sweep(address)  # another process was faster
             made.add(sweep.trials(), write=False)
             made.write()
             declares = {"population": sweep.scheduler.exchanges}
-            document = {"format": SWEEP_FORMAT, **sweep.document, "declares": declares}
-            write_text(join(address, "sweep.yaml"), OmegaConf.to_yaml(OmegaConf.create(document)))
+            document = write_sweep(address, {**sweep.document, "declares": declares})
             remember(identity_of_sweep(document), code_of(document))
         except BaseException:
             made.close()
@@ -99,13 +103,14 @@ class SweepDirectory:
     def open(cls, address: str) -> SweepDirectory:
         """A sweep that an earlier process created."""
         content = read_sweep(address)
+        check_sweep_identity(address)
         if not is_address(address):
             runs = [row.run for row in read_rows(address) if row.run]
             for name in (".lock", ".tune", "report", "runs", *runs):
                 refuse_link(Path(address) / name)
         lock = _lock(address)
         try:
-            return cls(address, sweep_from(content, "sweep.yaml"), read_rows(address), lock)
+            return cls(address, sweep_from(content, DOCUMENT), read_rows(address), lock)
         except BaseException:
             lock.release()
             raise
@@ -132,15 +137,7 @@ class SweepDirectory:
     def write(self) -> None:
         """Write `trials.csv`, all or nothing; raises `LeaseLost` where another process writes it."""
         self.hold()
-        text = io.StringIO()
-        writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
-        writer.writeheader()
-        for row in self.rows.values():
-            cells = asdict(row)
-            writer.writerow(
-                {name: quoted_cell(each) if isinstance(each, str) else each for name, each in cells.items()}
-            )
-        write_text(join(self.address, "trials.csv"), text.getvalue())
+        write_rows(self.address, self.rows.values())
 
     def hold(self) -> None:
         """Raise `LeaseLost` where another process writes this sweep by now."""
@@ -150,7 +147,7 @@ class SweepDirectory:
     def discard(self) -> None:
         """Remove a sweep of which no trial has begun, so that its name is free again."""
         if not any(row.run for row in self.rows.values()):
-            for name in ("sweep.yaml", "trials.csv", ".lock"):
+            for name in (DOCUMENT, TRIALS, IDENTITY, ".lock"):
                 remove_file(join(self.address, name))
         self.close()
         if not is_address(self.address):

@@ -32,6 +32,7 @@ from archipelago.experiments.runner import Drive
 from archipelago.runs.checkpoints import adopt_checkpoint, checkpoints, remove_checkpoint
 from archipelago.runs.directory import RunDirectory
 from archipelago.runs.environment import describe_environment
+from archipelago.runs.identity import first_difference
 from archipelago.runs.status import is_run, read_status
 from archipelago.runs.storage import Mirror, join, name_of, read_text, writable
 from archipelago.runs.trust import remember
@@ -171,6 +172,8 @@ class TrialRun:
         path, self._mirror = self._stack.enter_context(writable(self.address, PATIENCE))
         config = with_values(config_from_yaml(self._settings), self._values)
         known = is_run(path)
+        if known:
+            _refuse_other_settings(path, config)
         if (
             self._mirror is not None and not known
         ):  # the first files of a process that was killed while it sent them
@@ -196,8 +199,10 @@ class TrialRun:
             check_network(config, federation.input_shape, federation.classes)
             check_settings_of_methods(config, federation.groups)
             environment = describe_environment(self._command)
-            run = RunDirectory.create(path, config_to_yaml(config), environment, federation)
-            remember(run.status.identity, code_of(parse_yaml(run.config_yaml, "config.yaml")))
+            text = config_to_yaml(config)
+            code = code_of(parse_yaml(text, "config.yaml"))
+            run = RunDirectory.create(path, text, environment, federation, code)
+            remember(run.status.identity, code)
         self._run = self._stack.enter_context(run)
         if not known:
             for note in [*notes, *federation.notes]:
@@ -297,7 +302,7 @@ def _fleet(config: ExperimentSettings, actors: int) -> Any:
         # After that the placement itself may be gone, and Tune finds another one.
         restarts = min(config.fleet.restarts, TRIES)
         return dataclasses.replace(config.fleet, backend="ray", restarts=restarts)
-    return dataclasses.replace(config.fleet, backend="in_process", actors=None, clients_per_actor=None)
+    return type(config.fleet)(backend="in_process", gpus=config.fleet.gpus)  # nothing else is read there
 
 
 def _metrics(round: int, metrics: Mapping[str, Any], metric: str | None) -> dict[str, Any]:
@@ -335,6 +340,23 @@ def values_now(address: str, drawn: Mapping[str, Any]) -> dict[str, Any]:
 def _schedule(path: Path) -> list[dict[str, Any]]:
     file = path / _SCHEDULE
     return json.loads(file.read_text()) if file.is_file() else []
+
+
+def _refuse_other_settings(path: Path, config: ExperimentSettings) -> None:
+    """A `UserError` if the run in `path` was begun with other settings: its rounds would be of two experiments."""
+    written = config_from_yaml((path / "config.yaml").read_text(encoding="utf-8"))
+    changed_on_the_way = {key for entry in _schedule(path) for key in entry["values"]}
+    if config.choose_clusters:
+        changed_on_the_way.add("clusters")
+    then, now = (parse_yaml(config_to_yaml(each), "config.yaml") for each in (written, config))
+    other = first_difference(then, now, changed_on_the_way)
+    if other is not None:
+        raise UserError(
+            f"Expected the settings that {path} was begun with, got others: {other}. Set it back, or start a sweep of "
+            "its own with name=...",
+            code="other-config",
+            path=path,
+        )
 
 
 def _scheduled(path: Path, config: ExperimentSettings) -> ExperimentSettings:

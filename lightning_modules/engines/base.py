@@ -46,7 +46,7 @@ class Engine:
     sets `model.forward_pass`. What `@ENGINES.register` may declare:
 
     - `exact=True`: the same bits as `loop` on CPU;
-    - `default_on="cpu"` or `"cuda"`: what `auto` means there.
+    - `default_on="cpu"` or `"cuda"`: what `auto` means there; with `opt_in=True` not yet.
 
     `recipe` says which parts of the training recipe it does: "augment" (it takes its batches from `batch`) and "clip"
     (it calls `clip`); settings that ask an engine for a part that it does not do are refused.
@@ -59,11 +59,23 @@ class Engine:
         self.model, self.samples = model, samples
         self.options = self.Options() if options is None else options
         self.notes: list[str] = []
+        self.name = ""  # that it is registered by; `make_engine` says it
         model.forward_pass = None  # torch's own, unless this engine says otherwise
 
     @classmethod
     def check(cls, options: Any) -> None:
         """A `UserError` about options that it cannot work with, before anything is started."""
+
+    @classmethod
+    def begin(cls) -> None:
+        """Start in the background what takes long and needs no data; the driver calls it before it does anything."""
+
+    def ran(self) -> set[str]:
+        """Names of the engines that trained here so far: its own, unless it leaves jobs to another one.
+
+        A run records them, so that an engine that falls back must say so: then it is empty until something is trained.
+        """
+        return {self.name}
 
     def train(self, jobs: Sequence[TrainJob]) -> Iterator[TrainResult]:
         """Run the jobs, in order."""
@@ -149,9 +161,15 @@ def loss_of(returned: Any) -> Tensor:
 
 
 def default_engine(device: str) -> str:
-    """What `auto` means on a type of device: the engine that declares it, else the one for CPU."""
-    declared = {entry.capabilities.get("default_on"): entry.name for entry in ENGINES.values()}
-    return declared.get(device, declared["cpu"])
+    """What `auto` means on a type of device: the engine that declares it, else the one for CPU.
+
+    Where several do, the reference (`exact`) is what the others fall back to, and comes last.
+    """
+    declared = [entry for entry in ENGINES.values() if not entry.capabilities.get("opt_in")]
+    found = [entry for entry in declared if entry.capabilities.get("default_on") == device]
+    if not found:
+        return default_engine("cpu")
+    return min(found, key=lambda entry: bool(entry.capabilities.get("exact"))).name
 
 
 def engine_entry(name: str, device: str) -> Entry[type[Engine]]:
@@ -176,4 +194,6 @@ def make_engine(name: str, model: FlatModel, samples: Samples, settings: Any = N
     entry = engine_entry(name, model.device.type)
     if settings is not None:
         model.recipe = Recipe.of(settings, samples.given.mean, samples.given.std)
-    return entry.value(model, samples, entry.options_from(settings))
+    engine = entry.value(model, samples, entry.options_from(settings))
+    engine.name = entry.name
+    return engine

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +228,33 @@ class TestNpz:
                     assert str(path) in str(error)
                     refused += 1
         assert refused > 200
+
+    def test_an_archive_larger_than_memory_is_refused_by_its_headers(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        zeros = np.zeros((1_000_000, 64), np.uint8)  # 64 MB of samples in a file of 64 KB
+        np.savez_compressed(
+            tmp_path / "mine.npz", **arrays(x_train=zeros, y_train=np.zeros(len(zeros), np.uint8))
+        )
+        monkeypatch.setattr("archipelago.data.npz.available", lambda: 50_000_000)
+        settings = data_settings(name="npz", root=str(tmp_path))
+        tracemalloc.start()
+        try:
+            with pytest.raises(UserError, match=r"fit into memory.*takes 65 MB to read, and 50 MB are free"):
+                load_dataset(settings, seed=0)
+            assert tracemalloc.get_traced_memory()[1] < 5_000_000
+        finally:
+            tracemalloc.stop()
+        path = tmp_path / "mine.npz"  # one that claims more than it holds, whatever the memory
+        header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (%s, 1000000), }"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in ("x_train", "y_train", "x_test", "y_test"):
+                text = (header % b"50000").ljust(117) + b"\n"
+                archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+        with pytest.raises(
+            UserError, match=r"x_test says that it has 50,000,000,000 bytes, and the file holds 0"
+        ):
+            load_dataset(settings, seed=0)
 
     def test_loading_never_runs_code(self, tmp_path: Path) -> None:
         class Trap:

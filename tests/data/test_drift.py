@@ -10,6 +10,7 @@ import pytest
 
 from actors.drift_recovery import Recovery
 from archipelago.core.errors import UserError
+from archipelago.core.metrics import was as metric_of_classes
 from archipelago.data import Federation, build_federation, load_dataset
 from archipelago.data.drift import DriftKind, World, events_of
 from archipelago.experiments.config import load_config
@@ -187,11 +188,48 @@ def test_oracle_follows_the_ground_truth_of_every_round() -> None:
         session_of("method=oracle", "rounds=4", "drift=[label_swap@2:0.5]", "clusters=2")
 
 
+def test_drift_descriptors_and_the_clients_classes_are_those_of_the_stage() -> None:
+    """FeSEM asks each client anew once its data has changed, and WAS compares what clients hold now."""
+    more = ("method=fesem", "fesem.features=label_shares", "rounds=4", "drift=[new_classes@3:0.5]")
+    session = session_of(*more, "evaluation.every=1")
+    method, up, was = session.server.method.base, [], []
+    for report in run(session, 4):
+        up.append(report.metrics["cost_models_up"])
+        was.append(report.metrics["was"])
+    part = 10 / session.server.fleet.spec.size
+    assert up == pytest.approx([1 + part, 1.0, 1 + part, 1.0])
+    stages = session.server.setup.stages
+    assert stages[0].label_counts is not None and stages[1].label_counts is not None
+    ids, counts = stages[1].label_counts
+    assert not np.array_equal(counts, stages[0].label_counts[1])
+    assert method.points == pytest.approx(counts / counts.sum(axis=1, keepdims=True))
+    judged = metric_of_classes(counts, method.assignment[ids])
+    assert was[3] == pytest.approx(judged)
+    assert was[3] != pytest.approx(metric_of_classes(stages[0].label_counts[1], method.assignment[ids]))
+
+
+def test_drift_descriptors_of_absent_clients_are_asked_for_when_they_take_part() -> None:
+    more = ("method=fesem", "fesem.features=label_shares", "rounds=4", "drift=[new_classes@3:1.0]")
+    session = session_of(*more, "participation.fraction=0.25")
+    run(session, 4)
+    method, stages = session.server.method.base, session.server.setup.stages
+    before, after = (
+        stage.label_counts[1] / stage.label_counts[1].sum(axis=1, keepdims=True) for stage in stages
+    )
+    assert (method.asked >= 3).any()
+    for client, asked in enumerate(method.asked):
+        expected = np.nan if asked == 0 else before[client] if asked < 3 else after[client]
+        assert method.points[client] == pytest.approx(expected, nan_ok=True)
+
+
 # Recovery
 
 
+COLUMNS = {"recovery_time": "micro_accuracy"}
+
+
 def test_recovery_time_by_hand() -> None:
-    recovery = Recovery(0.9)
+    recovery = Recovery(0.9, COLUMNS)
     accuracies = [0.5, 1.0, 0.3, None, 0.85, 0.95, 0.2]
     found = []
     for round, accuracy in enumerate(accuracies, start=1):
@@ -199,14 +237,14 @@ def test_recovery_time_by_hand() -> None:
             recovery.starts(3)
         metrics = {} if accuracy is None else {"micro_accuracy": accuracy}
         found.append(recovery.sees(round, metrics).get("recovery_time"))
-        again = Recovery(0.9)
+        again = Recovery(0.9, COLUMNS)
         again.load_state(recovery.save_state())
         recovery = again
     assert found == [None, None, None, None, None, 3, 3]  # 0.95 >= 0.9 in round 6, three after the drift
 
 
 def test_recovery_from_a_second_drift_is_measured_by_the_level_before_the_first() -> None:
-    recovery = Recovery(1.0)
+    recovery = Recovery(1.0, COLUMNS)
     recovery.sees(1, {"micro_accuracy": 0.9})
     recovery.starts(2)
     recovery.sees(2, {"micro_accuracy": 0.4})

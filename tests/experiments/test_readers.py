@@ -16,7 +16,7 @@ from archipelago.experiments.config import (
     full_schema,
     load_config,
 )
-from archipelago.experiments.readers import CHOSEN_BY, unread
+from archipelago.experiments.readers import ALWAYS, CHOSEN_BY, OF_DATA_SETS, OF_METHODS, reader_of, unread
 from archipelago.sweeps.config import load_sweep
 
 
@@ -40,6 +40,18 @@ from archipelago.sweeps.config import load_sweep
         (["method=robust", "robust.centre=median", "robust.centre_trim=0.1"], "robust.centre=trimmed_mean"),
         (["method=fesem", "trimmed_kmeans.trim=0.1"], "fesem.clustering=trimmed_kmeans"),
         (["records.rounds=0", "records.clients=30"], "records.rounds > 0"),
+        (["records.rounds=0", "records.tsne=true"], "records.rounds > 0"),
+        (["fleet.backend=in_process", "fleet.actors=7"], "fleet.backend=ray"),
+        (["fleet.backend=in_process", "fleet.copies=false"], "fleet.backend=ray"),
+        (["method=fedsgd", "local.batch=7"], "clients take steps"),
+        (["method=fedsgd", "participation.stragglers=0.5"], "clients take steps"),
+        (["method=local", "participation.attackers=0.2"], "clients send models"),
+        (["method=local", "weights=uniform"], "clients send models"),
+        (["method=local", "aggregation.name=median"], "clients send models"),
+        (["data=digits", "data.mapped=yes"], "image_folder"),
+        (["data=digits", "data.cache=there"], "image_folder"),
+        (["data=digits", "data.download=true"], "cifar10"),
+        (["data=npz", "data.test_fraction=0.3"], "digits"),
     ],
 )
 def test_unread_setting_is_refused_with_its_readers(given: list[str], reader: str) -> None:
@@ -63,6 +75,9 @@ def test_unread_setting_is_refused_with_its_readers(given: list[str], reader: st
         ["ensemble=[fedavg,ifca]", "combine=vote"],
         ["method=ifca", "ifca.init=perturbed", "ifca.noise=0.5"],
         ["method=fesem", "fesem.clustering=trimmed_kmeans", "trimmed_kmeans.trim=0.1"],
+        ["method=local", "attack=label_flip", "participation.attackers=0.2"],
+        ["ensemble=[local,fedavg]", "weights=uniform"],
+        ["data=cifar10", "data.mapped=yes", "data.download=true"],
         ["model.hidden=[8]"],  # the data will say what model=auto means
     ],
 )
@@ -104,6 +119,13 @@ def test_sweep_settings_need_one_reader_among_the_combinations() -> None:
         sweep("sweep.seeds=[0,1]")
     with pytest.raises(UserError, match=r"sweep.sampler=.*optuna.* beside sweep.samples=7"):
         load_sweep(None, ["sweep.seeds=[0,1]", "sweep.samples=7"])
+
+
+def test_every_setting_declares_who_reads_it() -> None:
+    known = leaves(full_schema())
+    assert [leaf.key for leaf in known.values() if reader_of(leaf) is None] == []
+    assert {*ALWAYS, *OF_DATA_SETS} <= set(known)  # and no name there is one of a setting that is gone
+    assert {key for key in OF_METHODS if "." in key} <= set(known)
 
 
 def test_every_option_of_a_common_section_has_a_reader_that_can_be_chosen() -> None:

@@ -16,6 +16,7 @@ from archipelago.core.errors import UserError
 from lightning_modules.engines import TrainJob, make_engine
 from lightning_modules.engines.compiled import build, recipe
 from tests.support.compiled import DIGEST_JOBS, Bench, digest, network
+from tests.support.compiled_machines import NARROW, WIDE
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "tests/support/compiled_digests.json"
@@ -57,6 +58,23 @@ def test_bits_are_those_of_the_stored_digest_with_every_instruction_set(fresh, n
 
 
 @needs_kernels
+@pytest.mark.full
+@pytest.mark.skipif(len(ABLE) < 2, reason="this processor has one of the two instruction sets")
+def test_a_run_of_a_machine_with_avx2_is_continued_by_one_with_avx512_to_the_models_of_a_whole_run(tmp_path):
+    """Kernels, torch and NumPy pass for those of the other machine: models, assignments, jobs under every penalty."""
+    found = []
+    for part, machine in (("begin", NARROW), ("end", WIDE)):
+        command = [sys.executable, "-m", "tests.support.compiled_machines", str(tmp_path), part]
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, **machine}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    assert [each.pop("torch") for each in found] == ["AVX2", "AVX512"]
+    assert found[0] == found[1]
+
+
+@needs_kernels
 def test_a_second_compiler_gives_the_same_bits(fresh, tmp_path):
     import shutil
 
@@ -71,23 +89,100 @@ def test_a_second_compiler_gives_the_same_bits(fresh, tmp_path):
     assert digest("cnn_cifar") == json.loads(STORED.read_text())["cnn_cifar"]
 
 
-@needs_kernels
-def test_processes_that_compile_at_the_same_time_leave_one_whole_file(fresh, tmp_path):
-    fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.fixture
+def counted(fresh, tmp_path):
+    """A compiler that takes half a second, makes a file, and leaves a line in the file that this returns."""
+    fake, log = tmp_path / "cc", tmp_path / "compiled"
+    fake.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo fake 1.0 && exit 0\n'
+        f"echo . >> {log}; sleep 0.5\n"
+        'while [ $# -gt 0 ]; do [ "$1" = -o ] && echo kernels > "$2"; shift; done\n'
+    )
+    fake.chmod(0o755)
+    fresh.setenv("CC", str(fake))
+    fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fresh.setattr(build, "processor_flags", lambda: {"avx512f", "avx2", "fma"})
+    fresh.setattr(build, "_prebuilt", lambda instructions: None)
+    return log
+
+
+def test_cold_processes_compile_once(counted):
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = 0 if build.library_path().read_text() == "kernels\n" else 1
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert counted.read_text() == ".\n"
+
+
+def test_threads_that_compile_at_the_same_time_leave_one_whole_file_for_each_instruction_set(counted, fresh):
     found = []
     threads = [threading.Thread(target=lambda: found.append(build._built())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == 1 and found[0].parent == tmp_path / "archipelago/kernels"
+    assert len(set(found)) == 1 and found[0].parent == build.cache_folder()
     assert [each.name for each in found[0].parent.iterdir()] == [found[0].name]  # nothing half-built is left
     before = found[0].stat().st_mtime_ns
     assert build.library_path() == found[0] and found[0].stat().st_mtime_ns == before
-    fresh.setattr(build, "_compiled", lambda command, kept: kept)
-    for other in ABLE[1:]:
-        fresh.setenv("ARCHIPELAGO_KERNELS", other)
-        assert build.library_path() != found[0]
+    fresh.setenv("ARCHIPELAGO_KERNELS", "avx2")
+    assert build.library_path() != found[0]
+
+
+def test_a_builder_that_is_gone_or_stuck_stops_nobody(counted, fresh):
+    import fcntl
+
+    build.cache_folder().mkdir(parents=True)
+    stuck = os.open(build.cache_folder(), os.O_RDONLY)
+    fcntl.flock(stuck, fcntl.LOCK_EX)
+    fresh.setattr(build, "_WAIT", 0.3)
+    assert build.library_path().is_file()
+    os.close(stuck)  # as its end would
+    build.library_path().unlink()
+    fresh.setattr(build, "_WAIT", 60.0)
+    started = time.monotonic()
+    assert build.library_path().is_file() and time.monotonic() - started < 30
+    assert counted.read_text() == ".\n.\n"
+
+
+def test_kernels_that_nobody_asked_for_are_removed_when_new_ones_come(counted):
+    folder = build.cache_folder()
+    folder.mkdir(parents=True)
+    days = {
+        "avx2-old.so": 31,
+        "avx2-used.so": 29,
+        ".building-dead.so": 2,
+        ".building-live.so": 0,
+        "other": 99,
+    }
+    for name, age in days.items():
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - age * 86400 - 60,) * 2)
+    kept = build.library_path()
+    assert {each.name for each in folder.iterdir()} == {
+        kept.name,
+        "avx2-used.so",
+        ".building-live.so",
+        "other",
+    }
+    os.utime(kept, (time.time() - 40 * 86400,) * 2)
+    assert build.library_path() == kept and time.time() - kept.stat().st_mtime < 60
+
+
+def test_kernels_are_compiled_while_the_process_does_other_things(counted):
+    started = time.monotonic()
+    for _ in range(3):
+        build.build_in_background()
+    assert time.monotonic() - started < 0.4 and not list(build.cache_folder().glob("avx*.so"))
+    assert build.library_path().is_file()  # waits for it
+    assert counted.read_text() == ".\n"
 
 
 @needs_kernels
@@ -161,15 +256,19 @@ def _library_of_the_compiler(name):
 @needs_kernels
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "instructions",
-    [ABLE[0] if ABLE else "none", *(pytest.param(each, marks=pytest.mark.full) for each in ABLE[1:])],
+    ("instructions", "which"),
+    [
+        (ABLE[0] if ABLE else "none", "some"),
+        *(pytest.param(each, "everything", marks=pytest.mark.full) for each in ABLE),
+    ],
 )
-def test_numerical_tests_under_the_sanitizers(tmp_path, instructions):
+def test_numerical_tests_under_the_sanitizers(tmp_path, instructions, which):
     """AddressSanitizer (gaps between tensors are forbidden memory) and UBSan."""
     assert instructions in ABLE, REASON
     # libstdc++ beside it, so that exceptions of libraries that bring their own are found.
     preloaded = [_library_of_the_compiler(name) for name in ("libasan.so", "libstdc++.so")]
     if not all(Path(each).is_file() for each in preloaded):
+        assert not os.environ.get("CI"), "the compiler has no AddressSanitizer to preload: install libasan"
         pytest.skip("the compiler has no AddressSanitizer to preload")
     environment = {
         **os.environ,
@@ -178,7 +277,7 @@ def test_numerical_tests_under_the_sanitizers(tmp_path, instructions):
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
         "XDG_CACHE_HOME": str(tmp_path),
     }
-    command = [sys.executable, "-m", "tests.support.compiled_sanitized"]
+    command = [sys.executable, "-m", "tests.support.compiled_sanitized", which]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split()[-2:] == ["caught", "fine"]
@@ -186,7 +285,12 @@ def test_numerical_tests_under_the_sanitizers(tmp_path, instructions):
 
 @needs_kernels
 def test_a_silently_slow_build_is_noticed():
-    """A ratio of processor time to torch in one process, least of many: 0.24 with AVX-512, 0.40 with AVX2 on EPYC."""
+    """A ratio of processor time to torch in one process, least of many: 0.24 with AVX-512, 0.40 with AVX2 on EPYC.
+
+    Torch has the best instructions of the processor in both cases: on one that has AVX2 alone the ratio is smaller.
+    """
+    instructions = build.chosen_instructions()[0]
+    limit = {"avx512": 0.40, "avx2": 0.60}[instructions]
     torch.set_num_threads(1)
     shape = (3, 32, 32)
     bench = Bench(network("cnn_cifar", shape, 10), shape, samples=64, channels_last=True)
@@ -194,9 +298,11 @@ def test_a_silently_slow_build_is_noticed():
     job = TrainJob(0, bench.model.vector(), [rng.permutation(64)[:32] for _ in range(2)], seed=0)
     loop = make_engine("loop", bench.model, bench.samples)
     least = dict.fromkeys(("compiled", "loop"), float("inf"))
-    for _ in range(25):
+    for count in range(60):  # ten at least, then until it is shown
         for name, engine in (("compiled", bench.engine), ("loop", loop)):
             started = time.process_time()
             engine.train_one(job)
             least[name] = min(least[name], time.process_time() - started)
-    assert least["compiled"] / least["loop"] < 0.7, least
+        if count >= 9 and least["compiled"] / least["loop"] < limit:
+            break
+    assert least["compiled"] / least["loop"] < limit, (instructions, least)

@@ -268,23 +268,37 @@ def test_trainer_options_reach_the_trainer():
     assert np.abs(clipped.model - jobs[0].start).max() < np.abs(free.model - jobs[0].start).max()
 
 
+@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_normalising_per_batch_and_per_actor_give_the_same_bits(channels_last):
+def test_normalising_per_batch_and_per_actor_give_the_same_bits(channels_last, channels):
     rng = generator(0, "pixels")
-    x, y = rng.integers(0, 256, (40, 3, 4, 4)).astype(np.uint8), rng.integers(0, 3, 40)
-    options = {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7], "classes": 3, "channels_last": channels_last}
+    x, y = rng.integers(0, 256, (40, channels, 4, 6)).astype(np.uint8), rng.integers(0, 3, 40)
+    mean, std = [0.1, 0.2, 0.3][:channels], [0.5, 0.6, 0.7][:channels]
+    options = {"mean": mean, "std": std, "classes": 3, "channels_last": channels_last}
     used = np.arange(5, 30)
     batch = Samples(x, y, **options)
     actor = Samples(x, y, normalise="actor", used=used, **options)
     index = np.array([7, 29, 5, 7])
     assert torch.equal(batch.batch(index)[0], actor.batch(index)[0])
+    # By their strides: with one channel, `is_contiguous` says yes to both formats.
+    strides = (24 * channels, 1, 6 * channels, channels) if channels_last else (24 * channels, 24, 6, 1)
     for samples in (batch, actor):
-        assert samples.batch(index)[0].is_contiguous(memory_format=torch.channels_last) == channels_last
-    expected = (x[index].astype(np.float32) / 255 - np.float32([0.1, 0.2, 0.3])[:, None, None]) / np.float32(
-        [0.5, 0.6, 0.7]
-    )[:, None, None]
+        (chunk,) = samples.inputs(index)
+        for found in (samples.batch(index)[0], samples.changed(index, torch.clone)[0], chunk):
+            assert found.stride() == strides
+    mean, std = (np.float32(each)[:, None, None] for each in (mean, std))
+    expected = (x[index].astype(np.float32) / 255 - mean) / std
     assert np.allclose(batch.batch(index)[0].numpy(), expected, rtol=1e-6)
     assert batch.batch(index)[1].tolist() == y[index].tolist()
+
+
+def test_convolutions_see_images_of_one_channel_in_the_faster_memory_format():
+    """PyTorch chooses its kernels by the strides of the input: its output has the format that it computed in."""
+    samples = Samples(
+        np.zeros((8, 1, 12, 12), np.uint8), np.zeros(8), mean=[0.1], std=[0.5], classes=2, channels_last=True
+    )
+    found = torch.nn.Conv2d(1, 4, 3)(samples.batch(np.arange(8))[0])
+    assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_read_only_memory_is_used_without_copy_or_warning():

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from scipy import stats
 
 from archipelago.core.errors import UserError
 from archipelago.reports.build import ReportRequest, build_report
+from archipelago.reports.figures_results import result_figures
 from archipelago.reports.groups import Group, make_groups
 from archipelago.reports.page import page
 from archipelago.reports.published import (
@@ -27,6 +29,7 @@ from archipelago.reports.published import (
 )
 from archipelago.reports.repeats import Repeat
 from archipelago.reports.significance import holm, paired_p
+from archipelago.reports.summary import write_summary
 from archipelago.reports.table_text import as_csv, latex, markdown, print_tables
 from archipelago.reports.tables import Table, build_tables
 from archipelago.runs.sweeps import find_trials
@@ -70,6 +73,32 @@ def test_means_and_spreads_over_seeds_of_the_means_of_the_last_rounds(tmp_path: 
     assert fedavg.cells["micro_macro_f1"].mean == pytest.approx(10.0)
     assert (ifca.costs["models_stored"], ifca.costs["computation"]) == (3.0, 1.5)
     assert ifca.costs["models_down"] == 2.0 and ifca.costs["minutes"] == pytest.approx(4 / 60)
+
+
+def test_bytes_really_sent_and_epsilon_are_in_table_figure_and_summary(tmp_path: Path) -> None:
+    """Models of 1,000 numbers: two are received, and of one 500, 700, 300 and 100 bytes are delivered."""
+    metrics = {"cost_bytes_up": [500, 700, 300, 100], "epsilon": [1.0, 1.5, 1.75, 2.125]}
+    paths = [write_run(tmp_path / "noisy", metrics=metrics), write_run(tmp_path / "plain", method="fedavg")]
+    for path in paths:
+        (path / "models").mkdir()
+        save_file({"model": np.zeros((1, 1000), np.float32)}, path / "models/model.safetensors")
+    groups = make_groups(find_trials(paths))
+    (table,) = made = build_tables(groups)
+    noisy, plain = table.rows
+    assert noisy.costs["megabytes_up"] == pytest.approx(0.0004)
+    assert noisy.costs["megabytes"] == pytest.approx(0.008 + 0.0004)
+    assert plain.costs["megabytes"] == pytest.approx(0.012) and "megabytes_up" not in plain.costs
+    assert noisy.cells["epsilon"].mean == 2.125  # of the whole run, and no mean over rounds
+    assert plain.cells["epsilon"].mean is None
+    assert "| epsilon |" in markdown(made) and "| MB delivered |" in markdown(made)
+    (figure,) = (
+        each for each in result_figures(groups, made) if each.data.get("x") == "megabytes moved per client"
+    )
+    spent = {line["name"].split()[0]: line["x"] for line in figure.data["series"]}
+    assert spent["IFCA"] == pytest.approx([0.0085, 0.0172, 0.0255, 0.0336])
+    assert spent["FedAvg"] == pytest.approx([0.012, 0.024, 0.036, 0.048])
+    assert "Client-level privacy: epsilon 2.12 at update.delta" in write_summary(paths[0]).read_text()
+    assert "privacy" not in write_summary(paths[1]).read_text()
 
 
 def test_significance_is_paired_over_seeds_and_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from archipelago.core.errors import UserError
 from archipelago.experiments.config import load_config
 from archipelago.experiments.new_clients import NewClient, adopt
 from archipelago.experiments.runner import run_experiment
-from archipelago.strategies.adoption import AdoptionRule, entropies
+from archipelago.strategies import METHODS, fedem, fedrc, fedsoft
+from archipelago.strategies.adoption import AdoptionRule, entropies, sample_entropies
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.references import Indices, Models
 from tests.support.experiments import checkpoint_of, config_of, outcome, plan_of, run, session_of
@@ -31,6 +33,8 @@ def of_new_clients(session: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def test_entropies_by_hand() -> None:
     class Client:
+        classes: int | None = 2
+
         def unlabelled(self) -> Client:
             return self
 
@@ -41,6 +45,8 @@ def test_entropies_by_hand() -> None:
     p = 1 / (1 + np.exp(-3.0))
     sure = -(p * np.log(p) + (1 - p) * np.log(1 - p))
     assert entropies(Client(), models) == pytest.approx([np.log(2), sure])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="regression"):
+        entropies(type("Line", (Client,), {"classes": None})(), models)  # type: ignore[arg-type]
     # On top of a model that says the opposite, the second one is as unsure as the first was.
     assert entropies(Client(), models, np.float32([-3, 0]))[1] == pytest.approx(np.log(2))  # type: ignore[arg-type]
 
@@ -66,6 +72,60 @@ def test_adoption_by_entropy_finds_the_groups_and_looks_at_no_label(method: str)
         assert (clusters[groups == g] == main).all()
 
 
+def without_labels(method: str, *more: str) -> tuple[np.ndarray, np.ndarray]:
+    """What held-out clients predict under adoption=entropy, with their labels and with others."""
+    plan = plan_of(*MORE[1:], f"method={method}", "adoption=entropy", *more)
+    y = plan.y.copy()
+    for client in plan.server.held_out:
+        y[plan.clients[client].train] = (y[plan.clients[client].train] + 3) % 10
+    found = []
+    for each in (plan, dataclasses.replace(plan, y=y)):
+        session = InProcessSession(each)
+        run(session, 2)
+        server = session.server
+        fleet = server.fleet.select(server.held_out)
+        weights = server.method.prediction(fleet).weights
+        labels = server.method.labels(fleet)
+        found.append(np.concatenate([labels[:, None], *([] if weights is None else [weights])], axis=1))
+    return found[0], found[1]
+
+
+def accepts_entropy(name: str) -> bool:
+    return bool(METHODS.find(name).clustered)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=() if name in ("fedem", "fedrc", "fedsoft") else pytest.mark.full)
+        for name in sorted(METHODS)
+        if accepts_entropy(name)
+    ],
+)
+def test_adoption_by_entropy_reads_no_label_in_any_base_that_accepts_it(method: str) -> None:
+    with_labels, with_others = without_labels(method)
+    assert np.array_equal(with_labels, with_others)
+
+
+@pytest.mark.parametrize("method", ["fedem", "fedrc", "fedsoft"])
+def test_adoption_of_soft_clusters_by_hand(method: str) -> None:
+    """Two inputs, two models: the first is sure of one of them and torn about the other, the second torn about both."""
+    p = 1 / (1 + np.exp(-3.0))
+    entropy = np.array([[-(p * np.log(p) + (1 - p) * np.log(1 - p)), np.log(2)], [np.log(2), np.log(2)]])
+    client = SimpleNamespace(classes=2, unlabelled=lambda: client, outputs=lambda model: model.reshape(2, 2))
+    models = np.float32([[3, 0, 0, 0], [0, 0, 0, 0]])
+    assert sample_entropies(client, models) == pytest.approx(entropy)  # type: ignore[arg-type]
+    # One E-step from a uniform pi: exp(-H) of each input, normalised, then the mean of the two.
+    first = np.exp(-entropy[0]) / np.exp(-entropy[0]).sum()
+    by_hand = {"fedem": (first + 0.5) / 2, "fedrc": (first + 0.5) / 2, "fedsoft": np.array([1.0, 0.25])}
+    guess = {
+        "fedem": lambda: fedem.guessed(client, models, 1),  # type: ignore[arg-type]
+        "fedrc": lambda: fedrc.guessed(client, models, 1),  # type: ignore[arg-type]
+        "fedsoft": lambda: fedsoft.guessed_importance(client, models, 0.25),  # type: ignore[arg-type]
+    }
+    assert guess[method]() == pytest.approx(by_hand[method])
+
+
 def test_adoption_by_labels_is_what_it_was_and_another_rule_changes_only_new_clients() -> None:
     own, free = session_of(*MORE), session_of(*MORE, "adoption=entropy")
     mine, theirs = run(own, 2), run(free, 2)
@@ -84,10 +144,14 @@ class Last(AdoptionRule):
         return np.full(len(fleet.ids), method.K - 1)
 
 
-def test_adoption_rule_of_ones_own_by_import_path() -> None:
-    session = session_of(*MORE, f"adoption={__name__}.Last")
+@pytest.mark.parametrize("method", ["ifca", "fedem"])
+def test_adoption_rule_of_ones_own_by_import_path(method: str) -> None:
+    session = session_of(*MORE[1:], f"method={method}", f"adoption={__name__}.Last")
     run(session, 1)
     assert of_new_clients(session)[0].tolist() == [1, 1, 1]
+    if method == "fedem":  # a soft cluster is all of the one that the rule says
+        fleet = session.server.fleet.select(session.server.held_out)
+        assert session.server.method.prediction(fleet).weights.tolist() == [[0.0, 1.0]] * 3
 
 
 def test_adoption_by_entropy_is_the_same_on_every_layout_and_after_resume() -> None:
@@ -100,17 +164,26 @@ def test_adoption_by_entropy_is_the_same_on_every_layout_and_after_resume() -> N
     assert outcome(resumed, [*earlier, *run(resumed, 2, first=2)]) == outcome(whole, reports)
 
 
-def test_feddrift_and_a_descriptor_of_a_methods_own_decide_for_themselves() -> None:
-    session = session_of(*MORE, "adoption=entropy")
+def test_flux_assigns_by_its_descriptors_and_not_by_entropy() -> None:
+    session = session_of(*MORE[1:], "method=flux", "clusters=4", "adoption=entropy")
+    run(session, 3)
+    method = session.server.method.base
+    fleet = session.server.fleet.select(session.server.held_out)
+    assert method.K > 1 and np.array_equal(method.labels(fleet), method.adopt(fleet))
+    method.clusters = Models(np.roll(method.clusters.values, 1, axis=0))  # other models, the same descriptors
+    assert np.array_equal(method.labels(fleet), method.adopt(fleet))
+
+
+def test_feddrift_new_clients_join_no_cluster_that_is_isolated() -> None:
+    session = session_of(*MORE[1:], "method=feddrift", "clusters=3", "adoption=entropy")
     run(session, 1)
-    base = session.server.method.base
-    base.adopt_unlabelled = lambda fleet: np.zeros(len(fleet.ids), np.int64)
-    assert of_new_clients(session)[0].tolist() == [0, 0, 0]
-    del base.adopt_unlabelled
-    closed = type("Closed", (type(base),), {"open_clusters": property(lambda self: np.array([False, True]))})
-    base.__class__ = closed
+    method = session.server.method.base
+    sure, torn = method.clusters.values[0] * 3, method.clusters.values[0] * 0  # larger outputs are surer
+    method.K, method.clusters = 2, Models(np.stack([torn, sure]))
+    method.until = np.array([0, 0])
     assert of_new_clients(session)[0].tolist() == [1, 1, 1]
-    assert isinstance(base.clusters, Models)
+    method.until = np.array([0, 5])  # the second is alone until round 5
+    assert of_new_clients(session)[0].tolist() == [0, 0, 0]
 
 
 def test_adopt_takes_clients_without_labels(tmp_path: Path) -> None:

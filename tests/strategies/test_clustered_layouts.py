@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.experiments import checkpoint_of, outcome, run, session_of
 
-METHODS = ("fedclust", "fedgroup", "fedrc", "flhc", "flux", "ifca+rr_cluster", "pacfl", "stocfl")
+METHODS = ("fedclust", "fedgroup", "fedgwc", "fedrc", "flhc", "flux", "ifca+rr_cluster", "pacfl", "stocfl")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -152,7 +153,9 @@ def digest(option: str = "") -> str:
 
 @pytest.mark.parametrize("some", [OPTIONS[:2], pytest.param(OPTIONS, marks=pytest.mark.full)])
 def test_options_of_feddrift_change_the_numbers(some: tuple[str, ...]) -> None:
-    """`distance` is in the test of distances by hand."""
+    """Every option is among these, or has its own test by hand."""
+    named = {option.partition("=")[0] for option in OPTIONS} | {"distance"}  # of distances by hand
+    assert named == {each.name for each in dataclasses.fields(FedDriftOptions)}
     assert len({digest(), *map(digest, some)}) == 1 + len(some)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from archipelago.strategies.base import UNASSIGNED
 from archipelago.strategies.fedgroup import FedGroupOptions, cosines_of, decomposed, differences
-from tests.support.experiments import digest, run, session_of
+from tests.support.experiments import checkpoint_of, digest, outcome, run, session_of
 from tests.support.scalar import method_of, scalar_fleet
 
 FOUR = [[(1.0, 2.0)], [(1.0, 4.0)], [(1.0, -2.0)], [(1.0, -6.0)]]
@@ -89,6 +89,40 @@ def test_options_reach_the_numbers(change):
     setting = ("method=fedgroup", "partition=dirichlet", "partition.alpha=0.5", "clusters=3", "data.rotations=1",
                "clients=10")  # fmt: skip
     assert digest(run(session_of(*setting), 2)) != digest(run(session_of(*setting, change), 2))
+
+
+DRIFTING = ("method=fedgroup", "clients=8", "clusters=2", "partition=cluster_n_class", "partition.classes=5",
+            "partition.groups=2", "partition.classes_within=5", "data.rotations=1", "local.steps=5", "local.lr=0.1",
+            "drift=[move@3:0.5]", "rounds=4", "evaluation.every=1")  # fmt: skip
+
+
+def test_clients_whose_labels_change_migrate():
+    """FlexCFL: half of the clients exchange their data in round 3; who stays in its group trains a wrong model."""
+    stays, migrates = session_of(*DRIFTING), session_of(*DRIFTING, "fedgroup.migrate=0.3")
+    before, after = run(stays, 4), run(migrates, 4)
+    assert before[1].metrics["ari"] == after[1].metrics["ari"] == 1.0
+    assert before[3].metrics["ari"] < 1.0 and after[3].metrics["ari"] == 1.0
+    moved = before[3].assignment != after[3].assignment
+    groups = [stage.groups for stage in migrates.server.setup.stages]
+    assert np.array_equal(moved, groups[0] != groups[1])
+    assert f"{moved.sum()} clients have changed" in "".join(after[2].events)
+    # Two more models for each that moves (a pre-training), and ten shares of everybody when the data has changed.
+    shares = 10 / migrates.server.fleet.spec.size
+    assert after[2].metrics["cost_models_up"] == pytest.approx(1 + shares + moved.mean())
+    assert after[3].metrics["cost_models_up"] == 1.0
+
+
+def test_migration_has_a_threshold_and_the_same_bits_on_any_layout_and_after_a_resume():
+    far = session_of(*DRIFTING, "fedgroup.migrate=1.0")
+    run(far, 4)
+    assert np.array_equal(far.server.method.base.assignment, run(session_of(*DRIFTING), 4)[3].assignment)
+    settings = (*DRIFTING, "fedgroup.migrate=0.3")
+    whole = session_of(*settings)
+    expected = outcome(whole, run(whole, 4))
+    first = session_of(*settings, blocks=[[7, 0, 3], [5, 1], [2, 6, 4]])
+    reports = run(first, 2)
+    second = session_of(*settings, blocks=[[5], [0, 1, 2, 3, 4, 6, 7]], checkpoint=checkpoint_of(first))
+    assert outcome(second, reports + run(second, 2, first=3)) == expected
 
 
 def test_cost_and_new_clients():

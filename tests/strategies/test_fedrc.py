@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 
+from archipelago.core.settings import ModelSettings
 from archipelago.strategies.fedrc import label_shares, posterior
 from archipelago.strategies.references import Models
 from tests.support.experiments import digest, run, session_of
@@ -23,6 +25,39 @@ def test_posterior_of_two_clients_by_hand():
     # Without shares it is FedEM's.
     gamma, _ = posterior(-np.log(likelihood[:1]), np.array([0]), np.array([0.5, 0.5]), None)
     assert gamma[0].tolist() == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_two_rounds_by_hand():
+    """Softmax regression on one number: (3), (4), (5) and C in numpy; the second round divides by C of the first."""
+    samples = [[(1.0, 0), (2.0, 1)], [(-1.0, 1), (0.5, 0), (3.0, 1)]]
+    fleet = scalar_fleet(samples, lr=0.1, model=ModelSettings(name="linear"), classes=2)
+    method = method_of("fedrc", fleet, clusters=2)
+    models = np.float32([[1.0, -1.0, 0.2, 0.0], [-0.5, 0.5, 0.0, 0.1]])  # weights and biases of both classes
+    method.base.clusters = Models(models)
+    theta, omega, shares = models.astype(np.float64), np.full((2, 2), 0.5), None
+    for number in (1, 2):
+        fleet.begin(number)
+        method.round(fleet, number)
+        fleet.commit()
+        trained, mass = [], np.zeros((2, 2))
+        for i, pairs in enumerate(samples):
+            x, y = np.array([[x] for x, _ in pairs]), np.array([y for _, y in pairs])
+            p = np.array(
+                [softmax(x * model[:2] + model[2:], axis=1) for model in theta]
+            )  # (K, samples, classes)
+            likely = p[:, np.arange(len(y)), y] / (1.0 if shares is None else shares[:, y])
+            gamma = omega[i][:, None] * likely
+            gamma /= gamma.sum(axis=0)
+            omega[i] = gamma.mean(axis=1)
+            np.add.at(mass.T, y, gamma.T)
+            wrong = gamma[:, :, None] * (p - np.eye(2)[y])  # the gradient of the weighted loss by the logits
+            step = np.concatenate([(wrong * x).mean(axis=1), wrong.mean(axis=1)], axis=1)
+            trained.append(theta - 0.1 * step)
+        theta = np.average(trained, axis=0, weights=[2, 3])
+        shares = mass / mass.sum(axis=1, keepdims=True)
+        assert method.base.mixture == pytest.approx(omega, rel=1e-4)
+        assert method.base.clusters.values == pytest.approx(theta, rel=1e-4)
+        assert method.base.shares == pytest.approx(shares, rel=1e-4)
 
 
 def test_shares_are_of_all_clients_and_an_empty_cluster_has_even_ones():

@@ -57,12 +57,10 @@ def test_a_rule_for_odd_clients_applies_to_the_gradients():
     assert after_one_round(three, lr=0.1).base.model.tolist() == pytest.approx([7.4666667], rel=1e-6)
 
 
-def test_local_settings_other_than_the_learning_rate_do_not_matter():
-    plain = session_of("method=fedsgd")
-    other = session_of("method=fedsgd", "local.steps=7", "local.batch=3", "local.momentum=0.5")
-    run(plain, 2)
-    run(other, 2)
-    assert np.array_equal(plain.server.method.base.model, other.server.method.base.model)
+@pytest.mark.parametrize("given", ["local.steps=7", "local.batch=3", "local.momentum=0.5"])
+def test_local_settings_other_than_the_learning_rate_are_refused(given: str) -> None:
+    with pytest.raises(UserError, match="clients take steps"):
+        session_of("method=fedsgd", given)
 
 
 def test_it_descends_on_digits():

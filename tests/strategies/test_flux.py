@@ -6,8 +6,10 @@ import pytest
 from archipelago.strategies.base import Context
 from archipelago.strategies.clustering import ClusteringTask, clustered
 from archipelago.strategies.clustering_rules import DBSCANOptions, elbow
-from archipelago.strategies.flux import descriptor, projection, scales
+from archipelago.strategies.flux import FLUXOptions, descriptor, projection, scales
+from archipelago.strategies.references import Models
 from tests.support.experiments import digest, run, session_of
+from tests.support.scalar import method_of, scalar_fleet
 
 GOOD = ("clients=12", "local.steps=10", "local.lr=0.1", "model.hidden=[32]", "evaluation.every=2", "rounds=2")
 
@@ -35,6 +37,28 @@ def test_descriptor_by_hand():
     deviations = [z[:2].std(), 0, z[2:].std()]
     assert found.tolist() == pytest.approx([z.mean(), z.std(), *means, *deviations])
     assert descriptor(Client(), None, seed=0, length=1, labels=False).tolist() == pytest.approx(found[:2])
+
+
+def test_two_rounds_by_hand():
+    """y = w x: a round of FedAvg, then inputs near 1 and near 5 are two clusters, each with a round of its own."""
+    inputs, targets = [(1.0, 1.2), (1.1, 1.3), (5.0, 5.4), (5.1, 5.5)], [2.0, 2.0, -3.0, -3.0]
+    fleet = scalar_fleet([[(x, y) for x in pair] for pair, y in zip(inputs, targets, strict=True)], lr=0.01)
+    flux = method_of("flux", fleet, clusters=4, rounds=9, options={"flux": FLUXOptions(before=1, length=1)})
+    flux.base.clusters = Models(np.zeros((1, 1), np.float32))
+
+    def trained(w, client):
+        x = np.array(inputs[client])
+        return w - 0.01 * np.mean(2 * x * (w * x - targets[client]))
+
+    w = np.mean([trained(0.0, client) for client in range(4)])
+    flux.round(fleet, 1)
+    assert flux.base.K == 1 and flux.base.clusters.values.ravel() == pytest.approx([w], rel=1e-5)
+    fleet.begin(2)
+    flux.round(fleet, 2)
+    # Means 1.1, 1.2, 5.2, 5.3 and deviations 0.1, 0.1, 0.2, 0.2: eps is 1.5 times the gap, and joins neighbours alone.
+    assert flux.base.assignment.tolist() == [0, 0, 1, 1] and flux.base.K == 2
+    expected = [np.mean([trained(w, client) for client in pair]) for pair in ((0, 1), (2, 3))]
+    assert flux.base.clusters.values.ravel() == pytest.approx(expected, rel=1e-5)
 
 
 def test_parts_count_alike_whatever_their_units():

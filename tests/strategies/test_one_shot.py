@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from archipelago.core.settings import ModelSettings
 from archipelago.strategies.base import UNASSIGNED
 from archipelago.strategies.fedclust import FedClustOptions
 from archipelago.strategies.flhc import FLHCOptions
@@ -73,12 +72,25 @@ def test_pacfl_signatures_and_angles_by_hand():
     )  # (3) pairs the first with the second, the second with the third
 
 
-def test_pacfl_clusters_directions_of_samples_by_hand():
-    linear = ModelSettings(name="linear_regression")
-    fleet = scalar_fleet([[(1.0, 2.0)], [(3.0, 4.0)], [(-2.0, 2.0)]], lr=0.01, model=linear)
-    pacfl = method_of("pacfl", fleet, clusters=3, options={"pacfl": PACFLOptions(vectors=1, cut=1.0)})
-    pacfl.round(fleet, 1)
-    assert pacfl.base.assignment.tolist() == [0, 0, 0]  # one-dimensional samples all lie in one direction
+def test_pacfl_two_rounds_by_hand():
+    """y = w . x: samples along (1, 0), (3, 0.1), (0, 2) and (0.1, -4) are two directions, each FedAvg on its own."""
+    x = np.array([[1.0, 0.0], [3.0, 0.1], [0.0, 2.0], [0.1, -4.0]])
+    y, w = np.array([2.0, 4.0, 2.0, 6.0]), np.array([[0.5, -0.5], [0.5, -0.5]])
+    fleet = scalar_fleet([[(tuple(x[i]), y[i])] for i in range(4)], lr=0.01)
+    pacfl = method_of("pacfl", fleet, clusters=4, options={"pacfl": PACFLOptions(vectors=1, cut=5.0)})
+    pacfl.base.clusters = Models(np.float32(w[:1]))
+    for number in (1, 2):
+        fleet.begin(number)
+        pacfl.round(fleet, number)
+        own = np.repeat(w, 2, axis=0)  # the model of each client's cluster
+        steps = own - 0.01 * 2 * x * (np.sum(own * x, axis=1) - y)[:, None]
+        w = steps.reshape(2, 2, 2).mean(axis=1)
+        # 1.9 degrees between the first two, 1.4 between the others, about 90 across: cut at 5.
+        assert pacfl.base.assignment.tolist() == [0, 0, 1, 1]
+        assert pacfl.base.clusters.values == pytest.approx(w, rel=1e-5)
+    assert pacfl.base.apart(pacfl.base.points)[0, 1] == pytest.approx(
+        np.degrees(np.arctan(0.1 / 3)), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)

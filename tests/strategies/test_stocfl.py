@@ -103,6 +103,21 @@ def test_options_reach_the_numbers(change):
     assert digest(run(session_of(*setting), 2)) != digest(run(session_of(*setting, change), 2))
 
 
+def test_a_new_client_like_no_cluster_predicts_with_the_global_model():
+    """Clients that want 90 and 80 are a cluster; one that wants 70 is like them (cosine 1), -60 is not."""
+    fleet = scalar_fleet([[(1.0, 90.0)], [(1.0, 80.0)], [(1.0, 70.0)], [(1.0, -60.0)]], lr=0.1)
+    stocfl = method_of("stocfl", fleet, clusters=3)
+    stocfl.round(fleet.select([0, 1]), 1)
+    base, new = stocfl.base, fleet.select([2, 3])
+    base.model = base.model + 1  # so that omega can be told from the cluster's model
+    assert base.adopt(new).tolist() == [0, UNASSIGNED]
+    (models,) = base.prediction(new).models
+    assert models.models[models.rows].ravel().tolist() == [base.clusters.values[0, 0], base.model[0]]
+    anyone = method_of("stocfl", fleet, clusters=3, options={"stocfl": StoCFLOptions(tau=-1.0)})
+    anyone.round(fleet.select([0, 1]), 1)
+    assert anyone.base.adopt(new).tolist() == [0, 0]
+
+
 def test_cost_and_new_clients():
     session = session_of("method=stocfl", "holdout_clients=0.25", *GOOD, "clusters=4")
     reports = run(session, 2)

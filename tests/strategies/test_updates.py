@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -66,6 +69,80 @@ def test_epsilon_of_one_gaussian_round_and_of_what_was_seen_alone() -> None:
     again = PrivacyBudget(2.0, 1e-5, participants=10, sampling=0.5)
     again.load_state(whole.save_state())
     assert again.epsilon() == whole.epsilon()
+
+
+def renyi(q: float, sigma: float, alpha: int) -> float:
+    """Of the Gaussian mechanism on a Poisson sample, for a whole order: Mironov, Talwar, Zhang 2019, (9) with (8)."""
+    terms = [
+        math.log(math.comb(alpha, k)) + (alpha - k) * math.log1p(-q) + (k and k * math.log(q))
+        + (k * k - k) / (2 * sigma**2)
+        for k in range(alpha + 1)
+    ]  # fmt: skip
+    return float(np.logaddexp.reduce(terms)) / (alpha - 1)
+
+
+def test_epsilon_is_the_published_value_of_the_moments_accountant() -> None:
+    """Abadi et al., "Deep Learning with Differential Privacy", CCS 2016: q=0.01, sigma=4, T=10,000, delta=1e-5."""
+    spent = {alpha: 10_000 * renyi(0.01, 4.0, alpha) for alpha in range(2, 64)}
+    published = min(value + math.log(1e5) / (alpha - 1) for alpha, value in spent.items())
+    assert round(published, 2) == 1.26  # their Section 3.2, with their conversion
+    # The conversion of Canonne, Kamath, Steinke 2020 gives less for the same mechanisms.
+    by_hand = min(
+        value + math.log(1e5 / alpha) / (alpha - 1) + math.log1p(-1 / alpha) for alpha, value in spent.items()
+    )
+    budget = PrivacyBudget(4.0, 1e-5, participants=100, sampling=0.01)
+    for _ in range(10_000):
+        budget.spend([100.0])
+    assert budget.epsilon() == pytest.approx(by_hand, rel=0.005)  # fractional orders, too
+    assert budget.epsilon() <= by_hand
+
+
+def test_epsilon_of_everybody_in_every_round_by_hand() -> None:
+    """Without sampling the divergence of k rounds is k alpha / (2 sigma^2); 4 of 16 clients have half the noise."""
+    for behind, sigma in ((16.0, 3.0), (4.0, 1.5)):
+        budget = PrivacyBudget(3.0, 1e-3, participants=16, sampling=1.0)
+        for _ in range(5):
+            budget.spend([behind])
+        orders = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))
+        by_hand = min(
+            5 * a / (2 * sigma**2) + math.log(1e3 / a) / (a - 1) + math.log1p(-1 / a) for a in orders
+        )
+        assert budget.epsilon() == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_cost_bytes_up_counts_what_transforms_left_and_descriptors() -> None:
+    size = session_of("method=fesem").server.fleet.spec.size
+    kept = math.ceil(size / 10)
+    (report,) = run(session_of("method=fesem", "update=[topk]", "update.keep=0.1", "rounds=1"), 1)
+    sparse = report.metrics["cost_bytes_up"]
+    assert sparse == kept * (4 + 2)  # a number and where it stands, in two bytes
+    assert report.metrics["cost_models_up"] == 1.0
+    more = ("update=[topk]", "update.keep=0.1", "fesem.features=label_shares", "rounds=1")
+    (report,) = run(session_of("method=fesem", *more), 1)
+    assert report.metrics["cost_bytes_up"] == pytest.approx(sparse + 4 * 10)
+    (report,) = run(session_of("method=fesem", "rounds=1"), 1)
+    assert "cost_bytes_up" not in report.metrics
+
+
+def commands_of(*sections: str) -> list[str]:
+    """What the page on training says to type, in these sections."""
+    page = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
+    blocks = [page.split(f"## {section}\n")[1].split("\n## ")[0] for section in sections]
+    return [line for block in blocks for line in block.splitlines() if line.startswith("archipelago ")]
+
+
+COMMANDS = commands_of("What a client sends: compression", "Privacy", "Attacks", "How the server steps")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_training_page_run_and_do_something(command: str) -> None:
+    given = command.split()[1:]
+    (report,) = run(session_of(*given, "rounds=1", "clients=6", "local.steps=2"), 1)
+    assert np.isfinite(report.metrics["micro_loss"])
+    names = {word.partition("=")[0].partition(".")[0] for word in given}
+    assert ("cost_bytes_up" in report.metrics) == bool(names & {"update", "attack"})
+    assert ("epsilon" in report.metrics) == ("gaussian" in command)
+    assert ("honest_micro_accuracy" in report.metrics) == ("attack" in names)
 
 
 HARD = ("participation.fraction=0.75", "rounds=3")

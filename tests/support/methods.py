@@ -28,7 +28,8 @@ def compositions() -> list[str]:
 # Their own files test layouts, restores and engines by default; the whole matrix of them is for `make check-all`.
 BY_THEIR_OWN_TESTS = frozenset({
     "fedbn", "fednova", "fedrep", "moon", "perfedavg", "pfedme",
-    "fedclust", "fedgroup", "fedrc", "flhc", "flux", "ifca+rr_cluster", "pacfl", "stocfl",  # test_clustered_layouts.py
+    # test_clustered_layouts.py
+    "fedclust", "fedgroup", "fedgwc", "fedrc", "flhc", "flux", "ifca+rr_cluster", "pacfl", "stocfl",
 })  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from archipelago.strategies import Context, Method, build
 
 
 def scalar_fleet(
-    samples: list[list[tuple[float, float]]],
+    samples: list[list[tuple[Any, float]]],
     *,
     lr: float = 0.1,
     steps: int = 1,
@@ -25,11 +25,14 @@ def scalar_fleet(
     classes: int | None = None,
     **local: Any,
 ) -> InProcessFleet:
-    """A fleet whose client i holds the (x, y) pairs `samples[i]`, all in one batch; y = w x unless `model`."""
+    """A fleet whose client i holds the (x, y) pairs `samples[i]`, all in one batch; y = w x unless `model`.
+
+    x is a number, or as many as the model takes.
+    """
     from actors.block import ClientBlock
 
     pairs = [pair for client in samples for pair in client]
-    x = np.array([[x] for x, _ in pairs], np.float32)
+    x = np.array([np.atleast_1d(x) for x, _ in pairs], np.float32)
     y = np.array([y for _, y in pairs], np.float32 if classes is None else np.int64)
     clients, at = {}, 0
     for i, client in enumerate(samples):
@@ -42,7 +45,7 @@ def scalar_fleet(
         model=model or ModelSettings(name="linear_regression"),
         local=settings,
         evaluation=EvaluationSettings(),
-        input_shape=(1,),
+        input_shape=x.shape[1:],
         classes=classes,
         mean=np.zeros(1, np.float32),
         std=np.ones(1, np.float32),

@@ -238,9 +238,8 @@ def test_metrics_endpoint_reports_every_round(ray_cluster: Path, tmp_path: Path)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("archipelago.sweeps.view.SweepView.over", lambda view, trial: look(view))
-        sweep = sweep_of(
-            tmp_path, "sweep.methods=[ifca,fedavg,fesem]", "sweep.seeds=[5,6]", "sweep.concurrent=2"
-        )
+        methods = ("sweep.methods=[ifca,fedavg,fesem]", "update=[quantise]")
+        sweep = sweep_of(tmp_path, *methods, "sweep.seeds=[5,6]", "sweep.concurrent=2")
         run_sweep(sweep, str(tmp_path / "metered"), quiet=True)
     loaded, federations = max(built, key=lambda keys: len(keys[1]))
     assert (len(loaded), len(federations)) == (1, 2)
@@ -274,9 +273,13 @@ def test_metrics_endpoint_reports_every_round(ray_cluster: Path, tmp_path: Path)
     written["round"] = written.pop("total")  # as the stages are called in a report
     assert {stage: seconds[stage] for stage in written} == pytest.approx(written)
     size = 4 * run.models["clusters"].shape[1]
-    for direction, moved in _by_tag(lines, "bytes_total", "direction").items():
-        models = metrics[f"cost_models_{direction}"] * metrics["participants"]
-        assert moved == pytest.approx(models.sum() * size)
+    down, up = (
+        metrics["cost_models_down"] * size,
+        metrics["cost_bytes_up"],
+    )  # what quantisation left of updates
+    for direction, each in {"down": down, "up": up}.items():
+        moved = _by_tag(lines, "bytes_total", "direction")[direction]
+        assert moved == pytest.approx((each * metrics["participants"]).sum())
     assert any('method="ifca"' in line and 'data="digits"' in line and 'seed="5"' in line for line in lines)
 
 

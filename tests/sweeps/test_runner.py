@@ -220,6 +220,39 @@ def test_a_trial_that_fails_says_why_and_does_not_stop_the_others(armed: Path, t
     assert_equal_sweeps(address, undisturbed)
 
 
+def test_sweep_that_was_edited_is_refused_by_the_key(armed: Path, tmp_path: Path) -> None:
+    axes = "sweep.methods=[fedavg,local]"
+    sweep = sweep_of(tmp_path, HERE, axes, "rounds=2", *killers.MODULE[1:], "checkpoint.every=1")
+    killers.arm("training", after=30, action="raise")  # in the second round of the first trial
+    address = run_sweep(sweep, str(tmp_path / "sweep"), quiet=True)
+    assert [row.status for row in rows_of(address).values()] == ["failed", "finished"]
+    before = {path: path.read_bytes() for path in Path(address).rglob("metrics.csv")}
+    document = Path(address, "sweep.yaml")
+    written = document.read_text()
+    for edited, key in (
+        (written.replace("settings:\n", "settings:\n  local.lr: 0.5\n"), "local.lr was not there and is 0.5"),
+        (
+            written.replace("- local\n", "- ifca\n"),
+            'sweep.methods was ["fedavg", "local"] and is ["fedavg", "ifca"]',
+        ),
+    ):
+        assert edited != written
+        document.write_text(edited)
+        with refused("other-config") as caught:
+            resume_sweep(address, quiet=True)
+        assert key in str(caught.value)
+    # A sweep from before knows nothing of itself: the trial that had begun refuses other settings than its own.
+    document.write_text(written.replace("settings:\n", "settings:\n  local.lr: 0.5\n"))
+    Path(address, "identity.json").unlink()
+    resume_sweep(address, quiet=True)
+    row = rows_of(address)["fedavg-seed0"]
+    assert row.status == "failed" and "local.lr was 0.05 and is 0.5" in row.reason
+    assert {path: path.read_bytes() for path in before} == before
+    document.write_text(written)  # set back: it continues
+    resume_sweep(address, quiet=True)
+    assert {row.status for row in read_rows(address)} == {"finished"}
+
+
 def test_trial_that_is_closed_resumes_where_it_was(tmp_path: Path) -> None:
     (trial,) = sweep_of(tmp_path, "method=ifca", "sweep.seeds=[1]", "rounds=6", "checkpoint.every=2").trials()
     given = {key: value for key, value in payload(trial, str(tmp_path / "run")).items() if key != "trial"}

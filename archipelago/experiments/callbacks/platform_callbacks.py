@@ -24,16 +24,23 @@ if TYPE_CHECKING:
 class RunStore(Callback):
     """Writes rounds and events into the run directory; first of all, so that others find them there."""
 
+    _said: Mapping[str, Any] | None = None  # what this process is known to compute on
+
     def on_round(self, run: LiveRun, report: RoundReport) -> None:
-        """The round's rows and recorded tables."""
+        """The round's rows and recorded tables; and what it was computed on, if that is news."""
         run.directory.append(report)
         for name, columns in report.records.items():
             run.directory.record(name, report.round, columns)
+        assert run.session is not None
+        compute = run.session.compute().to_json()
+        if compute != self._said:
+            run.directory.computes_on(report.round, compute)
+            self._said = compute
 
     def on_session(self, run: LiveRun, text: str) -> None:
-        """What it computes on, for `environment.json`."""
+        """What it will compute on: an engine may leave clients to another one, which the first round shows."""
         assert run.session is not None
-        run.directory.computes_on(run.round, run.session.compute().to_json())
+        run.directory.expects_to_compute_on(run.session.compute().to_json())
 
     def on_event(self, run: LiveRun, text: str) -> None:
         """A line of `events.jsonl`."""

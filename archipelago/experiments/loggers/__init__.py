@@ -15,12 +15,16 @@ logged when the run is resumed.
 
 Capabilities that an entry may declare: `needs` (a package, with the extra that brings it), `artifact(logger, path)`
 (takes files: the report), `close(logger)` (after `finalize`), `starts_over` (its files are written anew by every
-process, earlier rounds included), `keeps_rounds` (its files of earlier rounds are there already).
+process, earlier rounds included), `keeps_rounds` (its files of earlier rounds are there already), `files` (a regular
+expression: names of the files that it writes into `save_dir`). Without `files`, what it wrote counts as somebody
+else's: it is never deleted, and stays behind when a trial of a sweep begins with the rounds of another one.
 """
 
 from __future__ import annotations
 
-from archipelago.experiments.loggers import csv, mlflow, tensorboard, wandb  # noqa: F401  (they register themselves)
+from archipelago.core.plugins import import_all_of
 from archipelago.experiments.loggers.base import LOGGERS, LoggerCallback, check_loggers, loggers_from
+
+import_all_of(__name__, __path__)  # a logger registers itself: nothing lists it
 
 __all__ = ["LOGGERS", "LoggerCallback", "check_loggers", "loggers_from"]

@@ -44,8 +44,9 @@ def check_loggers(config: ExperimentSettings) -> None:
 
 
 def logger_names(config: ExperimentSettings) -> list[str]:
-    """The loggers of a run, each once; `tensorboard=true` is short for one of them."""
-    return list(dict.fromkeys([*config.loggers, *(["tensorboard"] if config.tensorboard else [])]))
+    """The loggers of a run, each once; a setting that is called as a logger and true is short for it."""
+    switched_on = [name for name in LOGGERS if getattr(config, name, None) is True]
+    return list(dict.fromkeys([*config.loggers, *switched_on]))
 
 
 def loggers_from(config: ExperimentSettings) -> list[Callback]:

@@ -12,7 +12,11 @@ FOLDER = "csv"
 
 
 @LOGGERS.register(
-    "csv", "metrics.csv and hparams.yaml as Lightning writes them", label="CSV", starts_over=True
+    "csv",
+    "metrics.csv and hparams.yaml as Lightning writes them",
+    label="CSV",
+    starts_over=True,
+    files=r"(metrics\.csv|hparams\.yaml)",
 )
 def csv(run: LiveRun) -> Any:
     """The logger deletes what it finds, with a warning: earlier rounds are written again."""

@@ -15,6 +15,7 @@ from archipelago.experiments.loggers.base import (
     logger_names,
     report_files,
 )
+from archipelago.runs.format import DOCUMENT, TRIALS
 
 
 def takes_files(config: ExperimentSettings) -> list[str]:
@@ -76,5 +77,5 @@ class SweepLogger(LoggerCallback):
         return hyperparameters(run.document)
 
     def _files(self, run: LiveRun) -> list[Path]:
-        kept = ("sweep.yaml", "trials.csv")
+        kept = (DOCUMENT, TRIALS)
         return [*(self._folder / name for name in kept), *report_files(self._folder)]

@@ -16,7 +16,7 @@ def _close(logger: Any) -> None:
 
 
 @LOGGERS.register("tensorboard", "TensorBoard event files in the run directory", label="TensorBoard",
-                  keeps_rounds=True, close=_close)  # fmt: skip
+                  keeps_rounds=True, close=_close, files=r"(events\.out\.tfevents\..+|hparams\.yaml)")  # fmt: skip
 def tensorboard(run: LiveRun, version: str | None) -> Any:
     """What an interrupted run logged after its last checkpoint is purged: those rounds are run again."""
     from lightning.pytorch.loggers import TensorBoardLogger

@@ -16,6 +16,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from archipelago.core.errors import UserError
@@ -40,7 +42,11 @@ SANITIZE = (
 )
 
 
-_BUILDING = threading.Lock()
+_BUILDING = threading.Lock()  # of this process; `_only_builder` is for the others
+_WAIT = 120.0  # seconds for another process's compiler, which takes three to five; then this one has its own
+_DAY = 86400.0
+_UNUSED = 30 * _DAY  # kernels that nobody asked for in that time are removed
+_background: threading.Thread | None = None
 
 
 class CannotBuild(Exception):
@@ -122,13 +128,60 @@ def _built() -> Path:
     compiler, version = _compiler()
     folder = Path(__file__).parent
     kept = cache_folder() / f"{instructions}-{digest(folder, version, *flags)[:24]}.so"
+    command = [compiler, *flags, str(folder / "kernels.c")]
     if kept.is_file():
-        return kept
+        return _used(kept)
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        return _compiled([compiler, *flags, str(folder / "kernels.c")], kept)
+        with _only_builder(kept):
+            if kept.is_file():  # by the process that was waited for
+                return kept
+            _remove_unused(kept.parent)
+            return _compiled(command, kept)
     except OSError:  # a read-only home: this process builds for itself
-        return _compiled([compiler, *flags, str(folder / "kernels.c")], Path(_own_folder()) / kept.name)
+        own = Path(_own_folder()) / kept.name
+        return own if own.is_file() else _compiled(command, own)
+
+
+@contextlib.contextmanager
+def _only_builder(kept: Path) -> Iterator[None]:
+    """Cold processes of a machine compile once: the others wait, until the file is there or its builder is gone.
+
+    The lock is on the folder itself and leaves nothing behind. Where a file system has no such locks, everybody builds.
+    """
+    import fcntl  # not at the top: where there is none, there are no kernels either
+
+    handle = os.open(kept.parent, os.O_RDONLY)
+    try:
+        until = time.monotonic() + _WAIT
+        while not kept.is_file() and time.monotonic() < until:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(handle)
+
+
+def _used(kept: Path) -> Path:
+    """Kernels that are asked for: their time says so, once a day."""
+    with contextlib.suppress(OSError):
+        if time.time() - kept.stat().st_mtime > _DAY:
+            os.utime(kept)
+    return kept
+
+
+def _remove_unused(folder: Path) -> None:
+    """Kernels of versions and machines that nobody has any more, and what a killed compiler left."""
+    for file in folder.glob("*.so"):
+        with contextlib.suppress(OSError):
+            age = time.time() - file.stat().st_mtime
+            if age > (_DAY if file.name.startswith(".building-") else _UNUSED):
+                file.unlink()
 
 
 @functools.cache
@@ -166,9 +219,13 @@ def library() -> ctypes.CDLL:
 
 def build_in_background() -> None:
     """Begin to compile while the process does other things; `library` is for who needs the result."""
+    global _background
+    if _background is not None and _background.is_alive():
+        return
 
     def build() -> None:
         with contextlib.suppress(CannotBuild, UserError):  # said by whoever needs the library
             library_path()
 
-    threading.Thread(target=build, name="kernels", daemon=True).start()
+    _background = threading.Thread(target=build, name="kernels", daemon=True)
+    _background.start()

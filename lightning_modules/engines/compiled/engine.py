@@ -1,8 +1,10 @@
-"""The engine `compiled`: the papers' networks on CPU, three times faster than PyTorch or more.
+"""The engine `compiled`: the papers' networks on CPU by kernels in C (docs/speed.md has their times beside PyTorch's).
 
 The same mathematics as `loop`, in another order of summation: results agree to rounding, not to the bit. They depend on
-the job alone, not on the jobs beside it, and not on the machine: any x86-64 processor with FMA gives the same bits.
-Penalties are the exception: torch evaluates them, with torch's own promise.
+the job alone, not on the jobs beside it, and what the kernels compute (models, optimizer states, outputs) not on the
+machine: any x86-64 processor with FMA gives the same bits. Torch evaluates penalties, and the losses that models are
+compared by: those are as equal as torch's own arithmetic is. Between torch's AVX2 and its AVX-512 kernels the gradients
+of all penalties had the same bits, and losses differed in the last digits (`tests/support/compiled_machines.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from lightning_modules.engines.compiled.build import CannotBuild, build_in_backg
 from lightning_modules.engines.compiled.memory import Arena
 from lightning_modules.engines.compiled.network import plan_of
 from lightning_modules.engines.compiled.operations import NetworkPlan, NotCovered
-from lightning_modules.engines.compiled.steps import Floats, Inputs, Passes, Update, address
+from lightning_modules.engines.compiled.steps import Floats, Inputs, Passes, Update, address, floats
 from lightning_modules.engines.loop import LoopEngine
 from lightning_modules.engines.objective import LocalObjective, Rows, TrainJob, TrainResult, prepare
 from lightning_modules.flat import FlatModel
@@ -30,7 +32,10 @@ from lightning_modules.samples import Samples
 
 
 @ENGINES.register(
-    "compiled", "kernels in C for small networks on CPU: the fastest there, not the bits of loop"
+    "compiled",
+    "kernels in C for small networks on CPU: the fastest there, not the bits of loop",
+    default_on="cpu",
+    opt_in=True,  # until 0.4.0 (DECISIONS.md, B4): without this line `auto` takes it wherever it covers the network
 )
 class CompiledEngine(Engine):
     """Steps in C where it covers the network, the loss and the optimizer; else the loop, and says so."""
@@ -42,17 +47,28 @@ class CompiledEngine(Engine):
         self.loop = LoopEngine(model, samples)
         self.network: NetworkPlan | None = None
         self._passes: Passes | None = None
+        self._ran: set[str] = set()
         try:
             self._shape = tuple(samples.raw().x.shape[1:])
             self.network = covered(model, self._shape)
         except NotCovered as reason:
             self._leave_to_loop(str(reason))
             return
-        build_in_background()
+        self.begin()
         model.forward_pass = self.outputs
+
+    @classmethod
+    def begin(cls) -> None:
+        """Compile the kernels where they are not there yet."""
+        build_in_background()
+
+    def ran(self) -> set[str]:
+        """Its own name, "loop", both, or (nothing was trained yet) neither."""
+        return set(self._ran)
 
     def _leave_to_loop(self, reason: str) -> None:
         self.network = None
+        self._ran.add("loop")
         self.model.forward_pass = None
         self.notes.append(f"local.engine=compiled falls back to loop: {reason}.")
 
@@ -84,9 +100,11 @@ class CompiledEngine(Engine):
         if reason:
             note = f"local.engine=compiled left a client to loop: {reason}."
             self.notes += [] if note in self.notes else [note]
+            self._ran.add("loop")
             return self.loop.train_one(job)
+        self._ran.add(self.name)
         update.begin(job.optimizer_state)
-        model = np.array(job.start, np.float32)
+        model = passes.model(job.start).copy()
         total = self._steps(job, passes, update, model)
         model.flags.writeable = False
         return TrainResult(job.client, model, update.state(), total / max(len(job.batches), 1))
@@ -123,7 +141,7 @@ class CompiledEngine(Engine):
         for step, index in enumerate(job.batches):
             stop = at + len(index)
             if self.model.recipe.augment:
-                passes.inputs.put_values(arena, self.batch(job, step)[0])
+                passes.inputs.put_values(arena, self.batch(job, step)[0], len(index))
             else:
                 passes.inputs.put(arena, index, rows[at:stop])
             passes.library.forward(arena.pointer, model.ctypes.data, len(index), True)
@@ -158,27 +176,28 @@ class CompiledEngine(Engine):
         targets = self.samples.targets(index).numpy()
         assert self.network is not None
         module: Any = self.model.module
-        if module.classes is not None and len(targets):
-            if targets.min() < 0 or targets.max() >= self.network.outputs:
-                raise IndexError(
-                    f"Target {targets.max()} is out of bounds: the network has {self.network.outputs} outputs."
-                )
-        elif targets.ndim != 1:
-            raise ValueError(
-                f"expected one number to predict for each sample, got targets of shape {targets.shape[1:]}"
+        if module.classes is None:
+            return floats(targets.reshape(-1), (len(index),), "numbers to predict")
+        if len(targets) and (targets.min() < 0 or targets.max() >= self.network.outputs):
+            odd = targets.min() if targets.min() < 0 else targets.max()
+            raise IndexError(
+                f"Target {odd} is out of bounds: the network has {self.network.outputs} outputs."
             )
-        return np.ascontiguousarray(targets)
+        return np.ascontiguousarray(targets, np.int64)
 
     def _loss(self, arena: Arena, targets: npt.NDArray[Any], extras: Rows) -> float:
         """The mean loss of a batch; its gradient stays in the arena."""
+        batch = arena.holds(len(targets))
+        shapes = {"frozen": (batch, arena.network.outputs), "weights": (batch,)}
         frozen, weights = (
-            extras[name].contiguous().numpy() if name in extras else None for name in ("frozen", "weights")
+            floats(extras[name].numpy(), shape, f"{name} of a batch") if name in extras else None
+            for name, shape in shapes.items()
         )
         scale = float(extras["scale"]) if "scale" in extras else 1.0
         module: Any = self.model.module
         loss = arena.library.squared_error if module.classes is None else arena.library.cross_entropy
         return float(
-            loss(arena.pointer, len(targets), targets.ctypes.data, address(frozen), address(weights), scale)
+            loss(arena.pointer, batch, targets.ctypes.data, address(frozen), address(weights), scale)
         )
 
 

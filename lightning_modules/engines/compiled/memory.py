@@ -49,6 +49,12 @@ class Arena:
         self._check()
         self._forbid_gaps()
 
+    def holds(self, samples: int) -> int:
+        """The number of samples, if they fit: kernels write as many lanes as they are told of."""
+        if not 0 < samples <= self.samples:
+            raise ValueError(f"expected 1 to {self.samples} samples in this arena, got {samples}")
+        return samples
+
     def _forbid_gaps(self) -> None:
         for gap in self._gaps:
             self.library.forbid(self.values.ctypes.data + 4 * gap, ALIGNED, True)

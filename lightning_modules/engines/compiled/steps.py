@@ -26,6 +26,13 @@ Floats = npt.NDArray[np.float32]
 FORWARD, FORWARD_FLAT = 64, 256
 
 
+def floats(values: npt.NDArray[Any], shape: tuple[int, ...], what: str) -> Floats:
+    """float32 values that lie side by side, as kernels read them; another shape is refused before one runs."""
+    if values.shape != shape:
+        raise ValueError(f"expected {what} of shape {shape}, got {values.shape}")
+    return np.ascontiguousarray(values, np.float32)
+
+
 def address(array: npt.NDArray[Any] | None) -> int | None:
     """Of an array's memory; None stays a null pointer."""
     return None if array is None else array.ctypes.data
@@ -35,7 +42,7 @@ class Inputs:
     """Brings samples into the lanes of an arena, normalised on the way."""
 
     def __init__(self, library: Any, samples: Samples, shape: tuple[int, ...]) -> None:
-        self.library, self.samples, self.size = library, samples, math.prod(shape)
+        self.library, self.samples, self.shape, self.size = library, samples, shape, math.prod(shape)
         raw = samples.raw()
         self._x, self._position = raw.x, raw.position
         memory_order = self._memory_order(raw.x, shape)
@@ -74,6 +81,7 @@ class Inputs:
 
     def put(self, arena: Arena, index: Index, rows: Index) -> None:
         """Samples into tensor 0; `rows` are `rows(index)`."""
+        arena.holds(len(rows))
         if arena.input_offsets is None:
             arena.input_offsets = arena.tensor_offsets(0, self._order)
         where = arena.input_offsets
@@ -93,20 +101,17 @@ class Inputs:
                 group,
             )
             return
-        x = self.samples.batch(index)[0].contiguous()
-        each = np.arange(len(index))
-        self.library.gather_floats(
-            x.data_ptr(), self.size, each.ctypes.data, len(index), where.ctypes.data, None, None, to, group
-        )
+        self.put_values(arena, self.samples.batch(index)[0], len(index))
 
-    def put_values(self, arena: Arena, x: Tensor) -> None:
-        """Normalised inputs that somebody made into tensor 0."""
+    def put_values(self, arena: Arena, x: Tensor, batch: int) -> None:
+        """Normalised inputs of a batch that somebody made into tensor 0."""
         if arena.plain_offsets is None:
             arena.plain_offsets = arena.tensor_offsets(0, np.arange(self.size))
-        where, x, each = arena.plain_offsets, x.contiguous(), np.arange(len(x))
+        ready = floats(x.detach().numpy(), (arena.holds(batch), *self.shape), "inputs")
+        where, each = arena.plain_offsets, np.arange(batch)
         group, to = arena.group_floats(0), arena.values.ctypes.data + 4 * arena.tensors[0].value
         self.library.gather_floats(
-            x.data_ptr(), self.size, each.ctypes.data, len(x), where.ctypes.data, None, None, to, group
+            ready.ctypes.data, self.size, each.ctypes.data, batch, where.ctypes.data, None, None, to, group
         )
 
 
@@ -145,9 +150,13 @@ class Update:
         if not state:
             return True
         names = (*self.names, "step") if self.kind == "adam" else self.names
-        expected = {f"{i}.{name}" for i in range(len(self.sizes)) for name in names}
+        expected = {
+            f"{i}.{name}": () if name == "step" else tuple(size)
+            for i, size in enumerate(self.sizes)
+            for name in names
+        }
         steps = {float(state[key]) for key in state if key.endswith(".step")}
-        return set(state) == expected and len(steps) <= 1
+        return {key: np.shape(value) for key, value in state.items()} == expected and len(steps) <= 1
 
     def step(self, model: Floats, gradient: Floats) -> None:
         """Move the parameters, which come first in the model."""
@@ -199,13 +208,17 @@ class Passes:
             self._arena = Arena(self.library, self.network, samples, training=True)
         return self._arena
 
-    def outputs(self, model: Floats, index: Index) -> Tensor:
+    def model(self, values: npt.NDArray[Any]) -> Floats:
+        """A model as kernels read it: of this network's size."""
+        return floats(values, (self.network.model_size,), "a model")
+
+    def outputs(self, model: npt.NDArray[Any], index: Index) -> Tensor:
         """(samples, outputs) in evaluation mode."""
+        model = self.model(model)
         if self._frozen is None:
             images = any(layer.kind == c.CONVOLUTION for layer in self.network.layers)
             chunk = FORWARD if images else FORWARD_FLAT
             self._frozen = Arena(self.library, self.network, chunk, training=False)
-        model = np.ascontiguousarray(model, np.float32)
         arena, rows = self._frozen, self.inputs.rows(index)
         found = np.empty((len(index), self.network.outputs), np.float32)
         for start in range(0, len(index), arena.samples):
