@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from actors.cluster import cluster_address, connected, nodes_of
-from actors.devices import torch_has_cuda
+from actors.devices import device_names, torch_has_cuda
 from actors.node_data import shared_federation
 from actors.placement import idle_gpus
 from actors.session import InProcessSession, Plan, RaySession, Session
@@ -103,7 +103,8 @@ def _devices(sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mappi
     asked, cuda = sweep.base.fleet, torch_has_cuda()
     sized = dataclasses.replace(asked, gpus=kinds[-1])
     idle = idle_gpus(asked, sized, processes, processes, nodes, cuda=cuda, of="processes with clients")
-    base = sweep.base
+    base, names = sweep.base, device_names(nodes) if kinds[-1] else ""
+    words[-1] += f" ({names})" if names else ""
     return f"{' and '.join(words)}, precision {base.precision}" + (f"; {idle}" if idle else "")
 
 
@@ -118,18 +119,7 @@ def _at_a_time(
 
 def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mapping[str, Reservation]) -> Rows:
     """From miniatures of some combinations, run on what their trials would have."""
-    began = time.monotonic()
-    measured: dict[str, float] = {}
-    tried = 0
-    step = max(1, len(sweep.combinations) // CALIBRATED)
-    for label in list(sweep.combinations)[::step]:
-        left = BUDGET - (time.monotonic() - began)
-        if left <= 0:
-            break
-        tried += 1
-        found = seconds_per_round(sweep.combinations[label], left, reserved=reserved[label])
-        if found is not None:
-            measured[label] = found
+    measured, tried = _calibrated(sweep, reserved)
     on_gpus = any(each.gpus for each in reserved.values())
     where = "a GPU of the cluster" if on_gpus else "this machine's CPU"
     sampled = "the clients of one process" if on_gpus else f"{SAMPLED} clients"
@@ -167,6 +157,23 @@ def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mapping[
         ("one trial", f"about {duration(each)}"),
         ("the sweep", f"about {duration(whole)}{scheduled}"),
     ]
+
+
+def _calibrated(sweep: Sweep, reserved: Mapping[str, Reservation]) -> tuple[dict[str, float], int]:
+    """Seconds of a round by combination, of some of them; and how many were tried."""
+    began = time.monotonic()
+    measured: dict[str, float] = {}
+    tried = 0
+    step = max(1, len(sweep.combinations) // CALIBRATED)
+    for label in list(sweep.combinations)[::step]:
+        left = BUDGET - (time.monotonic() - began)
+        if left <= 0:
+            break
+        tried += 1
+        found = seconds_per_round(sweep.combinations[label], left, reserved=reserved[label])
+        if found is not None:
+            measured[label] = found
+    return measured, tried
 
 
 def seconds_per_round(
