@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
-run: $(READY)  ## Run the demonstration: five methods, three seeds, ends in a table and a report
+run: $(READY)  ## Run the demonstration: four methods on two problems, three seeds, ends in tables and a report
 	$(PY) -m platform.launch
 
 # Tests without a Ray cluster and tests with one run beside each other: the latter mostly wait.

@@ -96,7 +96,7 @@ class Growth:
             session.move(self._layout)
             team = session.assemble(done)
             call = session.server.carry_on.remote(session.clients, session.layout, team, done)
-            session.wait({SERVER: call}, "carry on", ends=False)
+            session.wait({SERVER: call}, "carry on", slow=True)
             session.copy_all(done)
         return f"Nodes are back: {session.describe()}."
 

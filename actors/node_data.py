@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from actors.watchdog import say_in_log
 from archipelago.core.settings import DataSettings, ExperimentSettings, PartitionSettings
 from archipelago.data import (
     DATASETS,
@@ -188,7 +189,7 @@ def shared_federation(
     From this node's `NodeData` where there is one; where there is none this process keeps what it loads.
     """
     asked = (config.data, config.partition, config.clients, config.seed)
-    held = _ask(asked, label) if label is not None else None
+    held = _ask(asked, label, config.fleet.start_patience) if label is not None else None
     if held is None:
         state, x, y = _here.get(*asked)
         return _federation(state, x, y), None
@@ -209,13 +210,17 @@ def forget() -> None:
     _here.forget()
 
 
-def _ask(asked: tuple[Any, ...], label: str) -> Any:
+def _ask(asked: tuple[Any, ...], label: str, seconds: float) -> Any:
+    """What this node's `NodeData` has; None if there is none, or none that answers in time: this process loads it."""
     import ray
 
     node = ray.get_runtime_context().get_node_id()
     try:
         actor = ray.get_actor(_name(label, node), namespace=NAMESPACE)
-        return ray.get(actor.get.remote(*asked))
+        return ray.get(actor.get.remote(*asked), timeout=seconds)
+    except ray.exceptions.GetTimeoutError:
+        say_in_log(f"{_name(label, node)} has not answered for {seconds:g} s: the samples are loaded here.")
+        return None
     except (ValueError, ray.exceptions.RayActorError):  # a node that came later, or lost its actor
         return None
     except (

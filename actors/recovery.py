@@ -105,7 +105,7 @@ def _rebuild(session: RaySession, standings: _Standings, left: list[int], round:
             )
             for at, b in enumerate(lost)
         }
-        session.wait(arriving, "receive", ends=False)
+        session.wait(arriving, "receive", slow=True)
     if SERVER in standings.lost:
         session.make_server(session.homes[0])
     if round is not None:
@@ -179,7 +179,7 @@ def _carry_on(session: RaySession, standings: _Standings, round: int, copies: di
         )
     else:
         call = session.server.carry_on.remote(session.clients, session.layout, team, round)
-    session.wait({SERVER: call}, "carry on", ends=False)
+    session.wait({SERVER: call}, "carry on", slow=True)
     session.copy_all(round)
 
 

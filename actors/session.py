@@ -16,7 +16,7 @@ from typing import Any
 from actors import growth, recovery, reservation
 from actors.client_states import State
 from actors.compute import BlockDevice, Compute, compute_of, without_gpu
-from actors.homes import Home, with_nodes
+from actors.homes import Home
 from actors.in_process import InProcessSession
 from actors.placement import gpus_of, layout, wanted_actors
 from actors.plan import Checkpoint, Mended, Place, Plan, Session, Snapshot
@@ -25,6 +25,7 @@ from actors.rebalancing import Rebalancing
 from actors.reports import RoundReport
 from actors.server_setup import ServerSetup
 from actors.shards import ActorShard, states_of
+from actors.starting import Starting
 from actors.team import Team
 from actors.watchdog import SERVER, Member, Watchdog, say_in_log
 from archipelago.core.errors import UserError
@@ -69,6 +70,7 @@ class RaySession:
         self.server: Any = None
         self.devices: list[BlockDevice] = []
         self.members: dict[Any, Member] = {}
+        self.asked: dict[str, Any] = {}  # where actors are that start: {name: reference}
         self.epoch = 0
         self._engines: set[str] = set()  # that trained
         try:
@@ -85,7 +87,7 @@ class RaySession:
                 plan, gpus=self.gpus, block=dataclasses.replace(plan.block, gpus=self.gpus)
             )
             self.layout = layout(self.plan.costs(), count, plan.fleet.clients_per_actor)
-            self.watchdog = Watchdog(plan.fleet.patience, self.members, self._tell)
+            self.watchdog = Watchdog(plan.fleet.patience, self.members, self._tell, plan.fleet.start_patience)
             wanted = wanted_actors(plan.fleet, len(plan.clients)) or plan.actors or count
             self.growth = growth.Growth(self, homes, count if place is not None else wanted)
             if count > 1 and plan.fleet.clients_per_actor is None:
@@ -123,6 +125,7 @@ class RaySession:
         actor = ClientActor.options(  # type: ignore[attr-defined]
             num_cpus=self.plan.fleet.cpus, num_gpus=self.gpus, **home.options(name)
         ).remote()
+        self.asked[name] = actor.whereabouts.remote()  # before it is busy with its start
         return Member(actor, name), actor.start.remote(self.plan.block, self.samples_of(block), *self.data)
 
     def add_client(self, home: Home, member: Member) -> None:
@@ -150,25 +153,9 @@ class RaySession:
         return {client: self.plan.clients[client] for client in block}
 
     def when_started(self, starting: Sequence[Any]) -> None:
-        """Wait for actors, the last ones of `clients`. One whose node is gone would wait for ever: that is a loss.
-
-        Nobody is ended for starting slowly: samples may come from far, and libraries from a slow disk.
-        """
-        import ray
-
-        first, waiting = len(self.clients) - len(starting), list(starting)
-        patience = self.plan.fleet.patience
-        seconds = 0.0
-        while waiting:
-            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=2.0, fetch_local=False)
-            seconds += 2.0
-            missing = {*self.homes[first:]} - {*with_nodes(self.homes[first:])} if waiting else ()
-            if missing:
-                raise ActorsLost(f"a node went away while {len(missing)} actors were starting on it")
-            if waiting and seconds % max(patience, 2.0) < 2.0 and seconds >= patience:
-                late = [self.members[first + b].name for b, ref in enumerate(starting) if ref in {*waiting}]
-                self._tell(f"{', '.join(late)}: not started after {seconds:.3g} s.")
-        self.devices[first:] = ray.get(list(starting))
+        """Wait for actors, the last ones of `clients`, with a watchdog (`actors/starting.py`)."""
+        first = len(self.clients) - len(starting)
+        self.devices[first:] = Starting(self, first, starting).wait()
         self.watchdog.members = self.members
         self._find([*range(first, len(self.clients))])
 
@@ -197,7 +184,7 @@ class RaySession:
             started = self.server.start.remote(
                 self.plan.server, self.clients, self.layout, state, team, round
             )
-            self.wait({SERVER: started}, "start", ends=False)
+            self.wait({SERVER: started}, "start", slow=True)
             self.copy_all(round)
 
     def assemble(self, round: int) -> Team:
@@ -224,16 +211,16 @@ class RaySession:
             sent[b] = holder.hold.remote(self.members[b].name, round, self.clients[b].whole.remote())
         holder = self.clients[self.team.holds_server]
         sent[SERVER] = holder.hold.remote(self.members[SERVER].name, round, self.server.whole.remote())
-        self.wait(sent, "copy", ends=False)
+        self.wait(sent, "copy", slow=True)
         names = self.team.names
         self.wait({key: member.actor.only.remote(names) for key, member in self.members.items()}, "copy")
 
     def wait(
-        self, calls: Mapping[Any, Any], stage: str, *, ends: bool = True, steady: bool = True
+        self, calls: Mapping[Any, Any], stage: str, *, slow: bool = False, steady: bool = True
     ) -> list[Any]:
         """What actors return, with a watchdog (`Watchdog.get`)."""
         with SurfacedErrors():
-            return self.watchdog.get(calls, stage, ends=ends, steady=steady)
+            return self.watchdog.get(calls, stage, slow=slow, steady=steady)
 
     @contextlib.contextmanager
     def rearranging(self) -> Iterator[None]:
@@ -254,12 +241,12 @@ class RaySession:
                     for b, (actor, block) in pairs
                 },
                 "load",
-                ends=False,
+                slow=True,
             )
         for b, has in enumerate(done):
             if not has:
                 states = states_of(clients, self.layout[b])
-                self.wait({b: self.clients[b].call.remote("restore", (states,))}, "restore", ends=False)
+                self.wait({b: self.clients[b].call.remote("restore", (states,))}, "restore", slow=True)
 
     # --- rounds -------------------------------------------------------------------------------------------
 
@@ -313,7 +300,7 @@ class RaySession:
             b: actor.take.remote(self.samples_of(block), *states)
             for b, (actor, block, states) in enumerate(zip(self.clients, layout, arriving, strict=True))
         }
-        self.wait(calls, "move", ends=False)
+        self.wait(calls, "move", slow=True)
         self.layout = layout
         return moved
 

@@ -3,7 +3,9 @@
 An actor is late when a stage takes longer than the limit: `fleet.patience`, or several times the median of what this
 stage took before. One line then names the actor, its process and its node. After a second limit it is ended, and what
 it held is a loss like any other (`actors/recovery.py`), unless its process used the processor in between: one that
-computes is given more time, and for ever where nobody knows yet what the stage takes.
+computes is given more time, and for ever where nobody knows yet what the stage takes. Stages that move states or
+samples (start, load, restore, copy) depend on disks and networks: nobody is ended in them before
+`fleet.start_patience`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from typing import Any
 from actors.ray_errors import ActorsLost
 
 FACTOR = 5.0  # times the median of a stage
+SLOW = 600.0  # seconds: `fleet.start_patience`, where nobody says otherwise
+UNKNOWN = 3  # limits after which one that computes is named too, in a stage that nobody has measured
 COMPUTING = 10  # limits for one whose process computes
 IDLE = 0.01  # share of a processor below which a process does not compute
 KNOWN = 50  # durations of a stage that the median is of
@@ -81,7 +85,7 @@ class _Wait:
 
     stage: str
     limit: float
-    ends: bool
+    slow: float  # seconds before which nobody is ended
     took: Sequence[float] | None  # what it took before; empty or None: nobody knows
     passed: int = 0  # limits
     seen: dict[Any, Vital] = field(default_factory=dict)
@@ -99,12 +103,16 @@ class _Wait:
 
 
 class Watchdog:
-    """Waits for actors. `patience`: the least limit in seconds; `say` is told who is late."""
+    """Waits for actors. `patience`: the least limit in seconds, `slow`: of slow stages; `say` is told who is late."""
 
     def __init__(
-        self, patience: float, members: Mapping[Any, Member], say: Callable[[str], None] = say_in_log
+        self,
+        patience: float,
+        members: Mapping[Any, Member],
+        say: Callable[[str], None] = say_in_log,
+        slow: float = SLOW,
     ) -> None:
-        self.patience, self.members, self.say = patience, dict(members), say
+        self.patience, self.slow, self.members, self.say = patience, slow, dict(members), say
         self._took: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KNOWN))
 
     def limit(self, stage: str) -> float:
@@ -118,18 +126,19 @@ class Watchdog:
         stage: str,
         *,
         anybody: bool = False,
-        ends: bool = True,
+        slow: bool = False,
         steady: bool = True,
     ) -> list[Any]:
         """What the calls return, {member: reference}, in their order; `ActorsLost` if one does not come back.
 
-        `anybody`: not only those who were called may be late, for they wait for each other's results. `ends=False`:
-        who is late is named and waited for. `steady=False`: what it took before says nothing about now.
+        `anybody`: not only those who were called may be late, for they wait for each other's results. `slow`: who is
+        late is named, and not ended before `self.slow` seconds; then whoever does not answer, for some wait for what
+        others send. `steady=False`: what it took before says nothing about now.
         """
         import ray
 
         references, limit, began = list(calls.values()), self.limit(stage), time.monotonic()
-        wait = _Wait(stage, limit, ends, self._took.get(stage))
+        wait = _Wait(stage, limit, self.slow if slow else 0.0, self._took.get(stage))
         while True:
             try:
                 # All at once: the first failure surfaces instead of waiting behind a healthy actor.
@@ -139,7 +148,10 @@ class Watchdog:
                 return found
             except ray.exceptions.GetTimeoutError:
                 wait.passed += 1
-            for key in self._silent() if anybody else _unanswered(calls):
+            late = _unanswered(calls)
+            if anybody or (slow and wait.seconds >= wait.slow):
+                late = self._silent() or (late if slow else [])
+            for key in late:
                 if key in self.members:
                     self._late(key, self.members[key], wait)
 
@@ -150,11 +162,15 @@ class Watchdog:
         computes = now.computed_since(before, wait.limit)
         if key not in wait.named:
             # A stage that nobody has measured may take long: only one that does nothing is late.
-            if wait.took or (not computes and (before is not None or now.status == "stopped")):
+            idle = not computes and (before is not None or now.status == "stopped")
+            if wait.took or idle or wait.passed >= UNKNOWN:
                 wait.named.add(key)
                 self.say(wait.line(member, now))
             return
-        if not wait.ends or (computes and (wait.passed < COMPUTING or not wait.took)):
+        patient = COMPUTING * max(wait.slow, wait.limit)
+        if wait.seconds < wait.slow or (
+            computes and (wait.seconds < patient or not (wait.took or wait.slow))
+        ):
             return
         end(member)
         why = f"computed for {wait.seconds:.3g} s" if computes else f"was {now.status} and did not move on"

@@ -3,7 +3,8 @@
 Schedules x warm-ups (none, the shared part, the clients' own models, the base alone; several lengths) x first clusters,
 under a base that assigns by loss (IFCA) and one that assigns by parameters (FeSEM; with `cam.kmeans=size` WeCFL is the
 same), at small and large local progress, on four problems. Seed s is partition s and start s, shared by all methods.
-One line a run in `benchmarks/results/cam_study.jsonl`: a study that was stopped resumes there.
+One line a run in `benchmarks/results/cam_study.jsonl`: a study that was stopped resumes there. What results/cam-defaults.md
+stands on is in `results/cam-defaults.jsonl`.
 
 `python -m benchmarks cam_study data.root=FOLDER` includes CIFAR-10; without the folder it is left out.
 """
@@ -50,6 +51,7 @@ WARM_UPS = {
     "local 0.1": ("cam.warm=local", "cam.warmup=0.1"),
     "local 0.3": ("cam.warm=local", "cam.warmup=0.3"),
     "clusters 0.3": ("cam.warm=clusters", "cam.warmup=0.3"),
+    "auto": ("cam.warm=shared", "cam.warmup=auto"),
 }
 FEW = ("simultaneous", "cluster_first", "alternating")  # schedules of the cures and of CIFAR-10
 CURES = {
@@ -89,25 +91,30 @@ def cases(seeds: Sequence[int], problems: Sequence[str]) -> list[Case]:
 
 
 def rank(case: Case) -> int:
-    """0: the question; then small progress, CIFAR-10, more seeds, and at last all other combinations."""
-    schedules = FEW if case.method == "fesem+cam" or "local" in case.warmup else SCHEDULES[:4]
-    core = not case.schedule or (
-        case.schedule in (FEW[1:] if case.first else schedules)
-        and case.warmup in ("none", "shared 0.3", "local 0.1", "local 0.3")
-        and case.first in ("", "K-means first")
+    """0: the question; then CIFAR-10, more seeds, and at last all other combinations."""
+    cure = case.method == "ifca+cam" and case.warmup == "none" and case.schedule == "cluster_first"
+    core = case.method in ("ifca", "fesem") or (
+        case.schedule in (("cluster_first", "simultaneous") if case.warmup in ("auto", "none") else FEW[1:2])
+        and case.warmup in ("none", "shared 0.3", "local 0.3", "clusters 0.3", "auto")
+        and (cure or case.first == expected_first(case))
     )
     if not core:
         return 4
     if case.problem == "cifar10":
-        return 1 if case.progress == "large" and case.seed < 2 and case.schedule != "alternating" else 3
-    return 2 if case.seed > 2 else case.progress == "small"
+        return 1 if case.progress == "large" and case.seed < 3 else 3
+    return 2 if case.seed > 2 else 0
+
+
+def expected_first(case: Case) -> str:
+    """Of a loss-based base K-means finds the first clusters, unless the warm-up or its own way does."""
+    return "K-means first" if case.method == "ifca+cam" and case.warmup in ("none", "shared 0.3") else ""
 
 
 def settings_of(problem: str) -> Iterator[tuple[str, str, str, str]]:
     """(method, schedule, warm-up, first clusters) of a problem."""
     yield from ((method, "", "", "") for method in ("fedavg", "ifca", "fesem"))
     small = problem == "cifar10"
-    warm_ups = ["none", "shared 0.3", "local 0.1", "local 0.3"] if small else list(WARM_UPS)
+    warm_ups = ["none", "shared 0.3", "local 0.1", "local 0.3", "auto"] if small else list(WARM_UPS)
     for schedule in FEW if small else SCHEDULES:
         for warmup in warm_ups:
             for method in ("ifca+cam", "fesem+cam"):
@@ -139,7 +146,7 @@ def outcome(case: Case, more: Sequence[str], miniature: bool) -> dict[str, Any]:
     session = InProcessSession(plan)
     if "scale" in CURES.get(case.first, ()):
         smaller_outputs(session, 0.1)
-    began, rows, last = time.process_time(), [], None
+    began, rows, parts, last = time.process_time(), [], {}, None
     for round in range(1, config.rounds + 1):
         report = session.run_round(round)
         metrics, c = report.metrics, report.assignment
@@ -148,6 +155,7 @@ def outcome(case: Case, more: Sequence[str], miniature: bool) -> dict[str, Any]:
         )
         moved = None if c is None or last is None else int((c != last).sum())
         rows.append([metrics["federated_objective"], accuracy, moved])
+        parts = {name: rounded(metrics[name]) for name in metrics if name.startswith("part_")} or parts
         last = c
     session.close()
     sizes = None if last is None else np.bincount(last[last >= 0], minlength=config.clusters)
@@ -158,6 +166,7 @@ def outcome(case: Case, more: Sequence[str], miniature: bool) -> dict[str, Any]:
         "ari": rounded(metrics.get("ari")),
         "used": None if sizes is None else int((sizes > 0).sum()),
         "largest": None if sizes is None else rounded(sizes.max() / sizes.sum()),
+        "parts": parts,
         "seconds": rounded(time.process_time() - began),
     }
 
@@ -276,9 +285,10 @@ def report(result: dict[str, Any]) -> str:
             "ARI",
             "in use",
             "rises",
+            "shared part",
             "n",
         ]
-        parts.append(table(f"{title}; {result['seeds']} seeds", header, cells))
+        parts.append(table(f"{title}; up to {result['seeds']} seeds", header, cells))
     return "\n".join(parts)
 
 
@@ -287,11 +297,14 @@ def measured(problem: str, lines: list[dict[str, Any]]) -> list[str]:
     values = np.array([final(line) for line in lines]) * (1 if problem == "common part" else 100)
     clustered = lines[0]["ari"] is not None
     spread = values.std(ddof=1) if len(values) > 1 else 0.0
+    # of the variance of the summed outputs: what predictions owe to the part that all have
+    shares = [line["parts"]["part_shared_variance"] for line in lines if line.get("parts")]
     return [
         f"{values.mean():.2f} +- {spread:.2f}",
         f"{values.min():.2f}",
         f"{np.mean([line['ari'] for line in lines]):.2f}" if clustered else "",
         f"{np.mean([line['used'] for line in lines]):.1f}" if clustered else "",
         f"{np.mean([oscillation(line) for line in lines]):.2f}",
+        "" if not shares else f"{100 * np.mean(shares):.1f} %",
         str(len(lines)),
     ]

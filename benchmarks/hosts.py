@@ -14,6 +14,7 @@ killed host answers nobody. `network.shared` is the one folder that all of them 
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import shutil
@@ -34,8 +35,9 @@ GCS = 6379  # every host has all ports to itself
 STORE = 120 * 2**20  # bytes of each host's object store
 
 
+@functools.cache
 def possible() -> bool:
-    """Whether this machine lets us make hosts."""
+    """Whether this machine lets us make hosts; found out by making one, once."""
     hidden = any(
         Path(each).is_relative_to("/tmp") for each in (ROOT, sys.prefix)
     )  # every host has a /tmp of its own
@@ -207,15 +209,15 @@ class Host:
             check=False,
         )
 
-    def start_ray(self, cpus: int, head: Host | None = None, gpus: int = 0) -> None:
-        """Be the head of a cluster, or a node of another host's."""
+    def start_ray(self, cpus: int, head: Host | None = None, gpus: int = 0, **environment: str) -> None:
+        """Be the head of a cluster, or a node of another host's; `environment`: of Ray's own processes."""
         role = ["--address", head.gcs] if head is not None else ["--head", "--port", str(GCS)]
         role += ["--include-dashboard", "false"] if head is None else []
         before = self._ray_nodes(head or self) if head is not None else 0
         self.popen(
             "ray", "start", *role, "--block", "--disable-usage-stats", "--num-cpus", str(cpus), "--num-gpus", str(gpus),
             "--node-ip-address", self.address, "--object-store-memory", str(STORE),
-            log=self.folder / "ray.log",
+            log=self.folder / "ray.log", **environment,
         )  # fmt: skip
         deadline = time.monotonic() + 120
         while self._ray_nodes(head or self) <= before:

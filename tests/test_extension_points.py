@@ -144,29 +144,29 @@ def built_in() -> list[tuple[str, Entry[Any]]]:
     return found
 
 
-def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def texts(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, text) of every string that is no docstring and in no setting's declaration; comments are no part."""
     scopes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     documents = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, scopes) and node.body and isinstance(node.body[0], ast.Expr)
     }
     declared = {
         id(each)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setting"
         for each in ast.walk(node)
     }
     aside = documents | declared
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in aside:
             yield node.lineno, node.value
 
 
-def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def identifiers(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, name) of whatever is imported or referred to by name, modules in full."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name):
             yield node.lineno, node.id
         elif isinstance(node, ast.ImportFrom):
@@ -185,10 +185,10 @@ def source_of(path: Path) -> str:
 @cache
 def read(source: str) -> tuple[list[tuple[int, str]], dict[str, list[int]]]:
     """Texts with their lines, and the lines of every name."""
-    tree, names = ast.parse(source), defaultdict(list)
-    for line, name in identifiers(tree):
+    nodes, names = list(ast.walk(ast.parse(source))), defaultdict(list)
+    for line, name in identifiers(nodes):
         names[name].append(line)
-    return list(texts(tree)), names
+    return list(texts(nodes)), names
 
 
 def mentions(source: str, kind: str, entry: Entry[Any]) -> Iterator[tuple[int, str]]:
@@ -218,8 +218,9 @@ def allowed(file: str, kind: str, text: str) -> bool:
 
 def outside(kind: str, entry: Entry[Any]) -> Iterator[tuple[str, int, str]]:
     """(file, line, text) of every place outside its own file that knows an entry; a package imports its own."""
+    own = own_file(entry)
     for path in FILES:
-        if path != own_file(entry) and path.name != "__init__.py":
+        if path != own and path.name != "__init__.py":
             for line, text in mentions(source_of(path), kind, entry):
                 yield path.relative_to(ROOT).as_posix(), line, text
 
@@ -274,3 +275,32 @@ def test_allowed_and_ambiguous_mentions_are_all_needed() -> None:
     for file, kinds in PAPERS.items():
         assert set(kinds) <= {kind for kind, _, name, _, _ in found if name == file}
     assert set(AMBIGUOUS) <= {(kind, entry.name) for kind, entry in built_in()}
+
+
+def test_built_in_method_data_set_engine_or_logger_is_one_file(tmp_path: Path) -> None:
+    """A file that is put into the package's folder is found, in a copy of the package: nothing lists it."""
+    import shutil
+    import subprocess
+
+    for package in ("actors", "archipelago", "lightning_modules"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    files = {
+        "archipelago/strategies/added.py": "from archipelago.strategies.base import METHODS\n"
+        "from archipelago.strategies.fedavg import FedAvg\n\n\n"
+        "@METHODS.register('added', 'a method')\nclass Added(FedAvg):\n    pass\n",
+        "archipelago/data/added.py": "from archipelago.data.datasets import dataset\n\n\n"
+        "@dataset('added', 'a data set')\ndef added(settings, options, seed):\n    pass\n",
+        "lightning_modules/engines/added.py": "from lightning_modules.engines.base import ENGINES, Engine\n\n\n"
+        "@ENGINES.register('added', 'an engine')\nclass Added(Engine):\n    pass\n",
+        "archipelago/experiments/loggers/added.py": "from archipelago.experiments.loggers.base import LOGGERS\n\n\n"
+        "@LOGGERS.register('added', 'a logger')\ndef added(run):\n    pass\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    code = (
+        "from archipelago.core.plugins import load_built_in\nfrom archipelago.core.registry import REGISTRIES\n"
+        "load_built_in()\nprint(*sorted(kind for kind, known in REGISTRIES.items() if 'added' in known), sep=',')"
+    )
+    done = subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"],
+                          cwd=tmp_path, capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert done.stdout.strip() == "data set,engine,logger,method", done.stderr

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
@@ -45,6 +46,13 @@ def load_built_in() -> None:
     """Import the modules that register the platform's own entries, which are plug-ins like anybody's."""
     for name in BUILT_IN:
         importlib.import_module(name)
+
+
+def import_all_of(package: str, path: Iterable[str], but: Sequence[str] = ()) -> None:
+    """Import every module of a package: each registers what it defines."""
+    for module in pkgutil.iter_modules(path):
+        if module.name not in but:
+            importlib.import_module(f"{package}.{module.name}")
 
 
 def load_plugins(modules: Iterable[str] = ()) -> None:

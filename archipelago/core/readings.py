@@ -96,11 +96,12 @@ def _whole(row: dict[str, str]) -> dict[str, str]:
 
 
 def documentation(entry: Entry[Any]) -> str:
-    """What its module says (the paper, its symbols, its readings) where an entry is a class; else its own docstring."""
+    """What its module says (the paper, its symbols, its readings) where an entry is a class, or a function in a module
+    that ends with readings; else the function's own docstring."""
     defined = getattr(entry.value, "origin", entry.value)  # a record around a function may name it
-    module = inspect.getmodule(defined)
-    whole = isinstance(defined, type) and module is not None
-    return str(inspect.getdoc(module if whole else defined) or "").strip()
+    module = str(inspect.getdoc(inspect.getmodule(defined)) or "")
+    whole = isinstance(defined, type) or _TITLE.search(module) is not None
+    return (module if whole else str(inspect.getdoc(defined) or "")).strip()
 
 
 def readings_of(entry: Entry[Any]) -> tuple[Reading, ...]:

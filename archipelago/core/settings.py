@@ -298,6 +298,10 @@ class FleetSettings:
         60.0, "seconds after which an actor is late (at least: five times what its stage usually takes); after as "
         "much again it is ended and rebuilt", above=0, **ON_RAY,
     )  # fmt: skip
+    start_patience: float = setting(
+        600.0, "seconds before which no actor is ended that starts, or reads or passes on samples and states: disks "
+        "and networks may be slow", above=0, **ON_RAY,
+    )  # fmt: skip
     copies: bool = setting(
         True, "keep a copy of each actor's states in another actor, so that a loss costs the running round alone "
         "(False: less memory, and back to the last checkpoint)", **ON_RAY,

@@ -4,16 +4,7 @@
 lightning takes seconds and nothing else here needs it.
 """
 
-from archipelago.data import (  # noqa: F401  (they register their data sets)
-    embedded,
-    image_files,
-    leaf,
-    medical,
-    npz,
-    packed,
-    torchvision_sets,
-    user_module,
-)
+from archipelago.core.plugins import import_all_of
 from archipelago.data.arrays import use_arrays
 from archipelago.data.datasets import DATASETS, Dataset, DataSource, dataset, load_dataset, normalised
 from archipelago.data.describe import client_table, count_table, facts
@@ -21,6 +12,9 @@ from archipelago.data.division import ClientData, Division
 from archipelago.data.drift import DRIFTS, Drift, DriftKind, Stage, World
 from archipelago.data.federation import Federation, build_federation, federation_of, partition_seed
 from archipelago.data.partitions import PARTITIONS, Labels, Partition, Partitioner, hand_out, partition
+
+# A file in this folder registers its data sets and partitions: nothing lists it.
+import_all_of(__name__, __path__, but=("datamodule",))
 
 __all__ = [
     "DATASETS",

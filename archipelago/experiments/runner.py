@@ -7,6 +7,7 @@ loggers are callbacks.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -47,7 +48,7 @@ from archipelago.runs.checkpoints import checkpoints, latest
 from archipelago.runs.directory import RunDirectory
 from archipelago.runs.environment import describe_environment
 from archipelago.runs.files import read_yaml
-from archipelago.runs.identity import identity_of
+from archipelago.runs.identity import changed_code, identity_of
 from archipelago.runs.status import check_is_run
 from archipelago.runs.trees import DamagedFile, read_arrays
 from archipelago.runs.trust import check_trust, remember
@@ -55,6 +56,9 @@ from lightning_modules.engines import engine_entry
 
 if TYPE_CHECKING:
     from archipelago.runs.storage import Mirror
+
+
+_log = logging.getLogger("archipelago")
 
 
 def run_experiment(
@@ -81,8 +85,9 @@ def run_experiment(
     check_settings_of_methods(config, federation.groups)
     path = Path(run_directory) if run_directory is not None else run_path(config)
     text = config_to_yaml(config)
-    run = RunDirectory.create(path, text, describe_environment(command), federation)
-    remember(run.status.identity, code_of(parse_yaml(text, "config.yaml")))
+    code = code_of(parse_yaml(text, "config.yaml"))
+    run = RunDirectory.create(path, text, describe_environment(command), federation, code)
+    remember(run.status.identity, code)
     with run:
         if chosen is not None:
             run.note(0, chosen.sentence)
@@ -92,7 +97,8 @@ def run_experiment(
         try:
             drive = Drive(config, federation, run, callbacks, loggers, quiet=quiet, mirror=mirror)
             del federation  # on a cluster, its samples move to the object store
-            drive.run(0, None)
+            for _ in drive.rounds(0, None):
+                pass  # callbacks have seen it
         except Exception as error:
             if _is_mistake(error) and not run.status.rounds_done:
                 run.discard()  # nothing was started: the name stays free for the corrected command
@@ -137,7 +143,8 @@ def resume(
         start = drive.last_checkpoint()
         run.mend_files(federation)
         del dataset, federation  # on a cluster, its samples move to the object store
-        drive.run(*start, resumed=True)
+        for _ in drive.rounds(*start, resumed=True):
+            pass  # callbacks have seen it
     return Path(path)
 
 
@@ -155,7 +162,10 @@ def _is_small(run: Path) -> bool:
 
 
 def check_code(path: str | Path, trust: bool = False) -> None:
-    """A `UserError` that names the code which a run from elsewhere would import here, unless it is trusted."""
+    """A `UserError` that names the code which a run from elsewhere would import here, unless it is trusted.
+
+    A line in the log names code that is not what the run was made with.
+    """
     run = Path(path)
     check_is_run(run)
     content = read_yaml(
@@ -163,6 +173,10 @@ def check_code(path: str | Path, trust: bool = False) -> None:
     )
     code = code_of(content if isinstance(content, dict) else {})
     check_trust(str(path), identity_of(run), code, trust)
+    if changed := changed_code(run):
+        _log.warning(
+            "%s was made with other code of %s: results may differ from here on.", path, ", ".join(changed)
+        )
 
 
 class _DamagedCheckpoint(Exception):
@@ -217,11 +231,6 @@ class Drive:
             ],
             users,
         )
-
-    def run(self, done: int, checkpoint: Checkpoint | None, *, resumed: bool = False) -> None:
-        """Rounds `done` + 1 to the last."""
-        for _ in self.rounds(done, checkpoint, resumed=resumed):
-            pass
 
     def rounds(
         self, done: int, checkpoint: Checkpoint | None, *, resumed: bool = False
@@ -293,6 +302,7 @@ class Drive:
         return done, Checkpoint(parts["server"], parts, done)
 
     def _rounds(self, checkpoint: Checkpoint | None, *, shrink: bool) -> Iterator[RoundReport]:
+        """The rounds of one session, each when it has reached every callback, through losses that can be mended."""
         run = self.live
         try:
             session = self._session(checkpoint, shrink)
@@ -315,29 +325,24 @@ class Drive:
             run.emit("on_session", session.describe())
             if shortfall := session.shortfall():
                 run.note(shortfall)
-            while not run.is_last_round:
-                yield self._next_round(session)
+            report: RoundReport | None = None  # of a round that not every callback has seen
+            while report is not None or not run.is_last_round:
+                try:
+                    report = report or session.run_round(run.round + 1)
+                    run.round = report.round
+                    run.emit("on_round", report)
+                except ActorsLost as error:
+                    if self._losses >= self.config.fleet.restarts:
+                        raise
+                    report = self._mended(session, report, error)
+                else:
+                    yield report
+                    report = None
             run.emit("on_complete")
         finally:
             self._checkpoints.abandon()  # before files are cut back: its thread writes them
             run.session = None
             session.close()
-
-    def _next_round(self, session: Session) -> RoundReport:
-        """One more round that has reached every callback, through losses that the session can mend."""
-        run = self.live
-        report: RoundReport | None = None
-        while True:
-            try:
-                if report is None:
-                    report = session.run_round(run.round + 1)
-                run.round = report.round
-                run.emit("on_round", report)
-                return report
-            except ActorsLost as error:
-                if self._losses >= self.config.fleet.restarts:
-                    raise
-                report = self._mended(session, report, error)
 
     def _mended(self, session: Session, report: RoundReport | None, error: ActorsLost) -> RoundReport | None:
         """Rebuild what was lost; returns the report that callbacks have not seen, or not all of them.

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from archipelago.core.vocabulary import Column
-from archipelago.reports.repeats import matched
+from archipelago.reports.repeats import matched, mean
 from archipelago.reports.significance import paired_difference
 
 if TYPE_CHECKING:
-    from archipelago.reports.tables import TableRow
+    from archipelago.reports.tables import Table, TableRow
 
 
 def chosen_notes(rows: Sequence[TableRow], shown: Column, tuned: Column) -> list[str]:
@@ -43,15 +43,52 @@ def _runner_up(rows: Sequence[TableRow], shown: Column, tuned: Column) -> str | 
                      key=lambda row: row.cells[tuned.name].rank or 0)  # fmt: skip
     if len(ordered) < 2:
         return None
-    first, second = ordered[:2]
-    own, other = matched(first.by_repeat(shown.name), second.by_repeat(shown.name))
-    scaled = ({key: shown.scale * value for key, value in values.items()} for values in (own, other))
-    found = paired_difference(*scaled, higher_is_better=shown.higher_is_better)
+    compared = _compared([(ordered[0], ordered[1])], shown)
+    return None if compared is None else f"Chosen on validation data: {compared}"
+
+
+def chosen_across(tables: Sequence[Table]) -> str | None:
+    """The row that is best by validation data in the mean of several problems, each of the same weight."""
+    tuned = {table.tuned for table in tables}
+    if len(tables) < 2 or len(tuned) != 1 or (by := tuned.pop()) is None:
+        return None
+    rows = [{row.label: row for row in table.rows if row.cells[by.name].rank is not None} for table in tables]
+    everywhere = [label for label in rows[0] if all(label in each for each in rows)]
+    if len(everywhere) < 2:
+        return None
+    means = {label: mean([_mean(each[label], by) for each in rows]) for label in everywhere}
+    first, second = sorted(everywhere, key=means.__getitem__, reverse=by.higher_is_better)[:2]
+    compared = _compared([(each[first], each[second]) for each in rows], tables[0].metrics[0])
+    if compared is None:
+        return None
+    return (
+        f"One choice for all {len(tables)} problems, by the mean {by.label} over them ({means[first]:.{by.digits}f}, "
+        f"the runner-up {means[second]:.{by.digits}f}): {compared}"
+    )
+
+
+def _mean(row: TableRow, by: Column) -> float:
+    found = row.cells[by.name].mean
+    assert found is not None  # it has a rank
+    return found
+
+
+def _compared(pairs: Sequence[tuple[TableRow, TableRow]], shown: Column) -> str | None:
+    """What the first rows are worth beside the second ones on test data, paired in every problem."""
+    values: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    for first, second in pairs:
+        for all_of, own in zip(
+            values, matched(first.by_repeat(shown.name), second.by_repeat(shown.name)), strict=True
+        ):
+            before = len(all_of)
+            all_of.update({before + at: shown.scale * own[key] for at, key in enumerate(sorted(own))})
+    found = paired_difference(*values, higher_is_better=shown.higher_is_better)
     if found is None:
         return None
+    (first, second), *_ = pairs
     interval = f"[{found.low:+.{shown.digits}f}, {found.high:+.{shown.digits}f}]"
     return (
-        f"Chosen on validation data: {first.label}; on test data {shown.label} {found.mean:+.{shown.digits}f} "
-        f"{interval} to the runner-up, {second.label}, {found.wins} wins and {found.losses} losses"
+        f"{first.label}; on test data {shown.label} {found.mean:+.{shown.digits}f} {interval} to the runner-up, "
+        f"{second.label}, {found.wins} wins and {found.losses} losses"
         + ("." if found.told_apart else ": the two are not told apart.")
     )

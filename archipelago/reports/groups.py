@@ -174,11 +174,25 @@ class Group:
         for run in self.runs:
             if run.altered is not None:
                 words.append(_words(repeat_of(run), f"changed since it was made: {run.altered}", ""))
+        words += other_code([self])
         for run in self.counted:
             if run.dropped_share:
                 lost = f"{share_text(run.dropped_share)} of the updates were not finite and were dropped"
                 words.append(_words(repeat_of(run), lost, "no rank" if run.ended_idle else ""))
         return "; ".join(words)
+
+
+def other_code(groups: Iterable[Group]) -> list[str]:
+    """Code of somebody's own that is not the same in all runs that import it, in words."""
+    found: dict[str, set[str]] = {}
+    for run in (run for group in groups for run in group.runs):
+        for name, digest in run.code.items():
+            found.setdefault(name, set()).add(digest)
+    return [
+        f"the runs were made with {len(digests)} versions of the code of {name}"
+        for name, digests in found.items()
+        if len(digests) > 1
+    ]
 
 
 def share_text(share: float) -> str:
@@ -253,6 +267,8 @@ def _telling(trial: Trial, run: RunFiles) -> dict[str, Any]:
     """The settings that tell a run from those of other groups."""
     given = {**_ADDED, **dotted(run.config, keep_empty=True)}
     settings = {key: value for key, value in given.items() if not key.startswith(_ELSEWHERE)}
+    if settings.get("data.name") != "synthetic" and not settings.get("plugins"):
+        settings.pop("data.weight_scale", None)  # in every config, read by one, and its default moved
     if run.chose_clusters:
         settings["clusters"] = _AUTO
     settings |= _taken_over(run)

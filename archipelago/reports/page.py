@@ -18,7 +18,7 @@ from archipelago.core.vocabulary import merged
 from archipelago.reports import palette
 from archipelago.reports.figures import FIGURES, SECTIONS, Figure
 from archipelago.reports.figures_results import title_of
-from archipelago.reports.groups import Group, by_block
+from archipelago.reports.groups import Group, by_block, other_code
 from archipelago.reports.page_runs import behind, differences, linked, rows_differ_in, shared
 from archipelago.reports.summary import computed_on
 from archipelago.reports.table_text import fold_of, folds, grid, mean_text
@@ -256,7 +256,10 @@ def _setup(groups: Sequence[Group], notes: Sequence[str], names: Mapping[int, st
     parts = [
         '<section id="setup"><h2>Set-up, cost and warnings</h2><div class="cards"><div class="card wide">'
     ]
-    parts += [f"<p>{_text(note)}</p>" for note in [*notes, *_computed_on(groups)]]
+    parts += [
+        f"<p>{_text(note)}</p>"
+        for note in [*notes, *_computed_on(groups), *map(_as_sentence, other_code(groups))]
+    ]
     parts.append(differences(groups, names))
     same = shared([dotted(run.config, keep_empty=True) for group in groups for run in group.runs])
     if same:
@@ -269,6 +272,7 @@ def _setup(groups: Sequence[Group], notes: Sequence[str], names: Mapping[int, st
         inner = "".join(_block(title, content) for title, content in own)
         parts.append(f"<details><summary>Settings of each of {len(own)} groups</summary>{inner}</details>")
     parts += _readings(groups)
+    parts.append(_block("Identity of each run", _identities(groups, names)))
     environments = _environments(groups)
     parts += [_block(f"Environment{words}", content) for words, content in environments]
     parts.append(_events(groups))
@@ -304,6 +308,22 @@ def _environments(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
         (only,) = found.values()
         return [("", only[0])]
     return [(f" of {count} runs", content) for content, count in found.values()]
+
+
+def _as_sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def _identities(groups: Sequence[Group], names: Mapping[int, str]) -> dict[str, Any]:
+    """The hash of settings, partition and format that each run was made with, and the digests of its own code."""
+    found = {}
+    for group in groups:
+        for run in group.runs:
+            code = ", ".join(f"{name} {digest}" for name, digest in run.code.items())
+            found[f"{names[id(group)]} | {run.path.name}"] = (run.identity or "(none)") + (
+                code and f"; {code}"
+            )
+    return found
 
 
 def _computed_on(groups: Sequence[Group]) -> list[str]:

@@ -285,7 +285,10 @@ def _names(method: str, config: Mapping[str, Any]) -> list[str]:
         form = (config.get("con") or {}).get("form", "para")
         return [f"{name}-{form}", *([name] if form == "para" else [])]
     if "cam" in rest:
-        warmup = round(float((config.get("cam") or {}).get("warmup", 0.0)) * float(config.get("rounds") or 0))
+        share = (config.get("cam") or {}).get("warmup", 0.0)
+        if share is None:  # it follows from the data: nobody has printed that
+            return [name]
+        warmup = round(float(share) * float(config.get("rounds") or 0))
         usual = warmup == _WARMUP or config.get("rounds") != 100  # a shorter run cannot have as many
         return ([name] if usual else []) + [f"{name}(warmup={warmup})"]
     return [name, "HypoCluster", f"{name}(warmup=0)"] if name == "IFCA" else [name]

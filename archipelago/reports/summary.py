@@ -243,6 +243,8 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
     else:
         lines += ["No round was evaluated yet.", ""]
     lines += [f"- {fact}" for fact in [*_facts(figures, words), *concerns(run), *computed_on(run)]]
+    if run.identity:
+        lines.append(f"- Identity {run.identity} (settings, partition and format: `identity.json`).")
     lines += ["", "## What happened", ""]
     shown = run.events[-_SHOWN_EVENTS:]
     if len(shown) < len(run.events):
@@ -254,7 +256,7 @@ def _markdown(run: RunFiles, figures: Mapping[str, Any]) -> str:
     if run.status.state != "finished":
         lines.append(f"Resume: `{program()} resume {run.path}`")
         lines.append("")
-    lines.append(f'Open it in Python: `import experiments; run = archipelago.open_run("{run.path}")`')
+    lines.append(f'Open it in Python: `import archipelago; run = archipelago.open_run("{run.path}")`')
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.registry import nearest
 from archipelago.core.vocabulary import Column, Vocabulary, merged
 from archipelago.reports.centres import centre_columns, is_of_centres
-from archipelago.reports.chosen import chosen_notes
+from archipelago.reports.chosen import chosen_across, chosen_notes
 from archipelago.reports.costs import COSTS, costs
 from archipelago.reports.groups import Group, by_block
 from archipelago.reports.guessing import GUESSES
@@ -72,7 +72,7 @@ class Table:
     title: str
     metrics: Sequence[Column]
     rows: Sequence[TableRow]
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: list[str] = field(default_factory=list)
     tuned: Column | None = (
         None  # the metric on validation data that ranks go by, instead of each column's own
     )
@@ -126,12 +126,15 @@ def build_tables(
     """
     if against is not None:
         against = _row_named(against, groups)
-    found = []
+    found, competing = [], []
     for block, members in by_block(groups).items():
         title = block or "trials that left no run"
-        found.append(_table(title, members, test, against, published, metrics))
+        competing.append(_table(title, members, test, against, published, metrics))
+        found.append(competing[-1])
         if not metrics:
             found += _centres(title, members, published)
+    if (chosen := chosen_across(competing)) is not None:
+        competing[-1].notes.insert(1, chosen)
     return found
 
 

@@ -101,8 +101,12 @@ class RunDirectory:
         config_yaml: str,
         environment: Mapping[str, Any],
         federation: Federation | None = None,
+        code: Iterable[str] = (),
     ) -> RunDirectory:
-        """Make a new run directory; anything that already lives under that name is a `UserError`."""
+        """Make a new run directory; anything that already lives under that name is a `UserError`.
+
+        `code` names the modules and import paths of somebody's own that it imports.
+        """
         path = Path(path)
         refuse_what_is_there(path, config_yaml)
         # Process ids repeat on other nodes of a shared folder: the name of another one's is never met by chance.
@@ -124,7 +128,7 @@ class RunDirectory:
             write_whole(building / vocabulary.FILE, _json(vocabulary.describe(settings_of(config_yaml))))
             if federation is not None:
                 write_federation(building, federation)
-            made = identity.describe(settings_of(config_yaml), building)
+            made = identity.describe(settings_of(config_yaml), building, code)
             write_whole(building / identity.FILE, _json(made))
             status = Status("running", 0, settings_of(config_yaml).get("rounds"), identity=made["identity"])
             write_whole(building / "status.json", status_text(status))
@@ -454,8 +458,8 @@ class RunDirectory:
             first, warnings = {}, [f"{path.name} was damaged or missing and was written anew."]
         else:
             warnings = environment_differences(first, environment)
-        for name in identity.changed_plugins(self.path, settings_of(self.config_yaml)):
-            warnings = [*warnings, f"The plug-in {name} is not the one that the run was made with."]
+        for name in identity.changed_code(self.path):
+            warnings = [*warnings, f"The code of {name} is not the one that the run was made with."]
         for warning in warnings:
             self.note(round, warning)
         first["resumed"] = [*first.get("resumed", []), dict(environment)]

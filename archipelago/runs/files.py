@@ -70,6 +70,16 @@ class RunFiles:
             return str(error)
 
     @cached_property
+    def identity(self) -> str:
+        """The hash that the run was made with; empty of one from before."""
+        return identity.identity_of(self.path) or ""
+
+    @cached_property
+    def code(self) -> Mapping[str, str]:
+        """{module or import path: digest} of the code of somebody's own that the run was made with."""
+        return identity.code_digests(self.path)
+
+    @cached_property
     def altered(self) -> str | None:
         """What was changed since that is no result, in words: the seconds that rounds took, the models."""
         return (

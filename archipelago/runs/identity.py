@@ -3,6 +3,9 @@
 `identity.json` holds the hash and what it was made of, `status.json` and the manifest of every checkpoint hold the
 hash. Whoever continues, reports or adopts a run compares: a config that was edited since, another partition or a
 checkpoint of another run is noticed, and the sentence names what differs. Runs from before have none.
+
+Beside it stand digests of the code of somebody's own that the run imports (plug-ins, import paths): a part of its own,
+as code changes without the results changing. Who resumes or adopts is told, and reports say where rows differ in it.
 """
 
 from __future__ import annotations
@@ -29,10 +32,14 @@ ELSEWHERE = ("name", "storage", "fleet.", "checkpoint.", "records.", "idle_round
              "partition.cache", "local.engine", "local.executor", "local.normalise")  # fmt: skip
 
 
-def describe(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The content of `identity.json` of a run with this config, whose files are in `folder`."""
+def describe(config: Mapping[str, Any], folder: Path, code: Iterable[str] = ()) -> dict[str, Any]:
+    """The content of `identity.json` of a run with this config, whose files are in `folder`; it imports `code`."""
     content = {"settings": _settings(config), "partition": _partition(folder), "format": FORMAT}
-    return {"identity": _hash(content), **content, "plugins": _plugins(config)}
+    return {
+        "identity": _hash(content),
+        **content,
+        "code": {name: digest_of_code(name) for name in sorted(code)},
+    }
 
 
 def identity_of(run: Path) -> str | None:
@@ -123,10 +130,16 @@ def check_identity(run: Path, config: Mapping[str, Any], stated: str | None) -> 
         )
 
 
-def changed_plugins(run: Path, config: Mapping[str, Any]) -> list[str]:
-    """Plug-ins whose file is another one than when the run was made."""
-    known, now = (_read(run) or {}).get("plugins", {}), _plugins(config)
-    return [name for name, content in now.items() if name in known and known[name] != content]
+def code_digests(run: Path) -> dict[str, str]:
+    """{module or import path: digest of its file} of the code of somebody's own, as it was when the run was made."""
+    known = _read(run) or {}
+    code = known.get("code", known.get("plugins"))  # what earlier versions called it
+    return {str(name): str(digest) for name, digest in code.items()} if isinstance(code, dict) else {}
+
+
+def changed_code(run: Path) -> list[str]:
+    """Modules and import paths whose file is another one than when the run was made; imports their packages."""
+    return [name for name, digest in code_digests(run).items() if digest_of_code(name) != digest]
 
 
 def _read(run: Path) -> dict[str, Any] | None:
@@ -163,17 +176,17 @@ def _partition(folder: Path) -> str | None:
         return None
 
 
-def _plugins(config: Mapping[str, Any]) -> dict[str, str]:
-    """The content of each plug-in's file; empty of one that cannot be found here."""
-    found = {}
-    for name in config.get("plugins") or []:
+def digest_of_code(name: str) -> str:
+    """The digest of the file of a module, or of the module that an import path begins with; empty if it is not here."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
         try:
-            spec = importlib.util.find_spec(str(name))
-            content = Path(spec.origin).read_bytes() if spec is not None and spec.origin else b""
-        except (ImportError, OSError, ValueError):
-            content = b""
-        found[str(name)] = hashlib.blake2b(content, digest_size=8).hexdigest() if content else ""
-    return found
+            spec = importlib.util.find_spec(".".join(parts[:end]))
+            if spec is not None and spec.origin:
+                return hashlib.blake2b(Path(spec.origin).read_bytes(), digest_size=8).hexdigest()
+        except (ImportError, OSError, ValueError):  # no module, but something in one
+            continue
+    return ""
 
 
 def _hash(content: Mapping[str, Any]) -> str:

@@ -1,9 +1,10 @@
 """The right to write at an address in an object store: held by one process at a time, and gone soon after it is.
 
 A lease is a small JSON object beside the files: who holds it, and until when. Its holder renews it in the background;
-others may take it once it has expired, or at once if its holder was a process of this machine that is gone. Stores
-reached through pyarrow have no conditional put, so whoever takes one writes it, waits for a moment, and reads back
-whether it is still its own (DECISIONS.md, C3).
+others may take it once it has expired, or at once if its holder was a process of this machine that is gone. Where
+nobody has one it is created, which files and stores that fsspec opens grant to one process alone. Stores that are
+reached through pyarrow have no such conditional put, and a lease that has expired is replaced: then whoever takes it
+writes it, waits for a moment, and reads back whether it is still its own (DECISIONS.md, C3).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import psutil
 
 from archipelago.core.errors import UserError
-from archipelago.runs.storage import LEASE, join, read_text, remove_file, write_text
+from archipelago.runs.storage import LEASE, create_text, join, read_text, remove_file, write_text
 
 SECONDS = 60.0  # how long a lease is good for; clocks of nodes must agree to a fraction of it
 RENEWAL = 15.0  # how often it is renewed
@@ -94,6 +95,8 @@ class Lease:
         while True:
             found = self._read()
             if found is None or self._is_ours(found) or not _is_alive(found):
+                if found is None and self._created() is False:
+                    continue  # somebody else was faster
                 if self._is_ours(self._write_and_settle()):
                     return
                 continue
@@ -120,11 +123,21 @@ class Lease:
         time.sleep(RENEWAL + SETTLE if slow else SETTLE)
         return self._read()
 
+    def _created(self) -> bool | None:
+        """Whether this process's was the first; None where the store cannot say."""
+        until, text = self._content()
+        created = create_text(self._object, text)
+        self._until = until if created else self._until
+        return created
+
     def _write(self) -> None:
-        until = time.time() + SECONDS
-        content = {"id": self._id, "expires": until, **_this_process()}
-        write_text(self._object, json.dumps(content) + "\n")
+        until, text = self._content()
+        write_text(self._object, text)
         self._until = until
+
+    def _content(self) -> tuple[float, str]:
+        until = time.time() + SECONDS
+        return until, json.dumps({"id": self._id, "expires": until, **_this_process()}) + "\n"
 
     def _read(self) -> dict[str, Any] | None:
         """What is there: None for nothing, and {} for what cannot be read, which is nobody's."""

@@ -17,6 +17,7 @@ import re
 import shutil
 import stat
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,6 +133,46 @@ def write_text(address: str, text: str) -> None:
     _make_parent(system, path)
     with system.open_output_stream(path) as file:
         file.write(text.encode())
+
+
+def create_text(address: str, text: str) -> bool | None:
+    """Put a whole file there unless one is there already; whether that was done. None: this store cannot say.
+
+    pyarrow's stores have no conditional put. Files have: a hard link is made by one process alone.
+    """
+    if not is_address(address):
+        return _create_file(Path(address), text)
+    system, path = filesystem(address)
+    if system.type_name == "local":
+        return _create_file(Path(path), text)
+    other = getattr(getattr(system, "handler", None), "fs", None)  # fsspec's, behind pyarrow
+    if other is None:
+        return None
+    _make_parent(system, path)
+    try:
+        other.pipe_file(path, text.encode(), mode="create")
+    except FileExistsError:
+        return False
+    except (TypeError, ValueError, NotImplementedError):  # one from before there were modes
+        return None
+    return True
+
+
+def _create_file(path: Path, text: str) -> bool | None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    begun = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        begun.write_text(text)
+        os.link(begun, path)
+    except FileExistsError:
+        return False
+    except (
+        OSError
+    ):  # a file system without links, or one that cannot be written, which whoever writes next will say
+        return None
+    finally:
+        begun.unlink(missing_ok=True)
+    return True
 
 
 def read_text(address: str) -> str | None:

@@ -1,53 +1,6 @@
 """The algorithms: one paper, one file. Imports neither Ray nor Lightning."""
 
-from archipelago.strategies import (  # noqa: F401  (importing a method registers it)
-    apfl,
-    attacks,
-    cam,
-    cfl,
-    cks,
-    clustering_rules,
-    con,
-    ditto,
-    fedavg,
-    fedbn,
-    fedclust,
-    feddane,
-    feddist,
-    feddrift,
-    fedem,
-    fedgroup,
-    fedgwc,
-    fednova,
-    fedper,
-    fedprox,
-    fedrc,
-    fedrep,
-    fedsgd,
-    fedsoft,
-    femam,
-    fesem,
-    finetune,
-    flhc,
-    flux,
-    ifca,
-    local,
-    matching,
-    moon,
-    pacfl,
-    perfedavg,
-    pfedme,
-    prox,
-    reference_clusters,
-    robust,
-    rr_cluster,
-    scaffold,
-    schedules,
-    stocfl,
-    update_compression,
-    update_privacy,
-    wecfl,
-)
+from archipelago.core.plugins import import_all_of
 from archipelago.strategies.addon import ADDONS, Addon
 from archipelago.strategies.aggregation import AGGREGATION
 from archipelago.strategies.base import METHODS, ClusteredModels, Context, SingleModel, Strategy
@@ -63,6 +16,8 @@ from archipelago.strategies.method import (
     parse_method,
     parts_of,
 )
+
+import_all_of(__name__, __path__)  # a file in this folder registers what it defines: nothing lists it
 
 __all__ = [
     "ADDONS",

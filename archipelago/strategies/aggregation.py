@@ -9,13 +9,6 @@
                       Median-of-Means", APWeb-WAIM 2022)
     matched           the mean after neurons were matched (`archipelago/strategies/matching.py`)
 
-Readings. Trimmed mean and median count every client once, whatever `weights` says: a size is what a faulty
-client claims. A cluster too small for the share loses nobody (one or two clients: their mean). Median of
-means: each of the `batches` batches draws ceil(members / batches) clients with replacement, so that all batches
-together draw about as many clients as there are; it survives as long as most batches drew no odd client, so
-more batches survive more of them. Clients that did not arrive, or weigh nothing, count nowhere; a cluster
-without any keeps its model.
-
 The coordinate rules need all values of a coordinate at once: they gather columns in pieces, in id order and under
 a memory cap.
 
@@ -23,6 +16,23 @@ A rule is a function of `Uploads` that is registered, or named by its import pat
 
     def middle(uploads: Uploads) -> Models:
         return uploads.by_coordinate(lambda values: np.quantile(values, 0.4, axis=0))
+
+Readings
+
+What a client counts for
+    paper   trimmed mean and median: every machine has as many samples
+    here    one each under trimmed mean and median, whatever `weights` says: a size is what a faulty client claims. The
+            mean, and the batches of median of means, count by `weights`
+A cluster too small for the share that is cut
+    here    loses nobody; of one or two clients: their mean
+    option  aggregation.trim
+How many clients a bootstrap batch draws
+    paper   a fixed number, with replacement
+    here    ceil(members / batches), so that all batches together draw about as many clients as there are; it survives
+            as long as most batches drew no odd client, so more batches survive more of them
+    option  aggregation.batches
+Clients that did not arrive, or weigh nothing
+    here    count nowhere; a cluster without any keeps its model
 """
 
 from __future__ import annotations

@@ -19,10 +19,20 @@ says what they do. An attack may do one of three things, each a method of its cl
     ipm              -epsilon times the mean of the honest updates; Xie, Koyejo, Gupta, "Fall of Empires: Breaking
                      Byzantine-tolerant SGD by Inner Product Manipulation", UAI 2019
 
-Readings. Updates are model minus start, in the client's own cluster; attackers that collude do so with clients that
-started from the same cluster's model (clients with models of their own to start from count as one cluster). The attack
-comes before the pipeline of `update=[...]`, which the server can enforce. Free riders train, so that what a round
-costs is comparable, and send something else. A private model that stays with an attacker is its own, unchanged.
+Readings
+
+What an attack turns
+    paper   the gradient or model that a worker sends
+    here    the update, model minus start, before the pipeline of `update=[...]`, which the server can enforce
+Who colludes
+    paper   all attackers, who train one model
+    here    those that started from the same cluster's model; clients with models of their own to start from count as
+            one cluster
+Free riders
+    paper   do not train
+    here    train, so that what a round costs is comparable, and send something else
+A private model that stays with an attacker
+    here    is its own, unchanged
 """
 
 from __future__ import annotations

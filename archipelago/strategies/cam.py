@@ -38,9 +38,10 @@ How the two parts take turns
     option  cam.schedule=simultaneous|alternating|global_first|global_first_aggregated
 Warm-up
     paper   FedAvg for Theta_g under loss-based bases, local training under the others
-    here    local training under every base: it finds the groups. It also leaves the shared part little to learn, and a
-            run then says that it is dead (`results/best-composition.md`); with `shared` and `kmeans` both parts live
-    option  cam.warm=base|shared|clusters, cam.first=kmeans, cam.warmup
+    here    FedAvg for Theta_g under every base, until K-means finds the same groups twice in a row in what clients
+            learn, 0.3 of the rounds at most: these are the first clusters, and both parts live
+            (`results/cam-defaults.md`)
+    option  cam.warm=base|local|clusters, cam.warmup, cam.first=kmeans
 K-means
     paper   counts samples, (10)
     code    counts clients under FeSEM
@@ -62,6 +63,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +73,7 @@ from archipelago.core.settings import setting
 from archipelago.strategies.addon import ADDONS, Addon
 from archipelago.strategies.base import UNASSIGNED, ClusteredModels, Strategy, bases_of
 from archipelago.strategies.clustering import ClusteringTask, clustered
-from archipelago.strategies.expectations import Cost, Expectations
+from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.parameters import Vector
 from archipelago.strategies.penalties import Penalty, Proximal
@@ -80,6 +82,8 @@ from archipelago.strategies.references import Indices, Prediction, Private, Refe
 WARM = "warm"  # a client's model of a warm-up by local training
 OWN = "theta"  # a client's own cluster part
 SHARED = "shared"  # slot of the shared part
+LONGEST = 0.3  # warmup=auto: share of the rounds, the paper's
+SAME = 0.9  # adjusted Rand index from which two divisions are the same groups
 
 
 @dataclass
@@ -88,12 +92,18 @@ class CAMOptions:
 
     schedule: str = setting(
         "cluster_first",
-        "how the shared and the cluster part take turns",
+        "how the shared and the cluster part take turns; simultaneous is the paper's, compat: global_first and "
+        "global_first_aggregated are those of released code",
         choices=("simultaneous", "global_first", "global_first_aggregated", "cluster_first", "alternating"),
     )
-    warmup: float = setting(0.3, "share of the rounds that warms one part up", at_least=0, below=1)
+    warmup: float | None = setting(
+        None,
+        "share of the rounds that warms one part up; auto: the shared part until K-means finds the same groups twice "
+        "in a row in what clients learn, another part always, at most 0.3",
+        at_least=0, below=1, auto=True,
+    )  # fmt: skip
     warm: str = setting(
-        "local",
+        "shared",
         "what the warm-up trains: the shared part (shared), the clients' own models, then K-means (local), the base "
         "alone (clusters); base: the paper's, shared under bases that assign by loss, local under the others",
         choices=("base", "shared", "local", "clusters"),
@@ -131,13 +141,26 @@ class CAMOptions:
 class CAM(Addon[ClusteredModels]):
     """F_i = h(Theta_g) + f(Theta_c(i))."""
 
-    expects = Expectations(cost=Cost(down=1, up=1, trainings=1))
+    expects = Expectations(
+        cost=Cost(down=1, up=1, trainings=1),
+        known=(
+            Known(
+                "groups",
+                ("slow", "one_class", "stragglers", "batchnorm"),
+                "the shared model learns of what sets clients apart, and less of it is left to the clusters",
+                limit=-0.06,
+            ),
+        ),
+    )
 
     Options = CAMOptions
     takes_round = True
     additive = True
-    state = ("shared",)
+    state = ("shared", "ended", "found")
+    per_client: ClassVar[dict[str, float]] = {"found": UNASSIGNED}
     shared: Vector
+    ended: int | None = None  # warmup=auto: its last round, once the groups were found
+    found: Indices  # warmup=auto: every client's group in its last round of warm-up
 
     @classmethod
     def refuse(cls, base: type[Strategy], addons: Sequence[str], clusters: int) -> str | None:
@@ -151,13 +174,12 @@ class CAM(Addon[ClusteredModels]):
     @classmethod
     def for_few_rounds(cls, options: CAMOptions, rounds: int) -> CAMOptions:
         """A share of few rounds may be none, and CAM is not CAM without its warm-up."""
-        return (
-            dataclasses.replace(options, warmup=max(options.warmup, 1 / rounds))
-            if options.warmup
-            else options
-        )
+        if options.warmup == 0 or (options.warmup is None and LONGEST * rounds >= 1):
+            return options
+        return dataclasses.replace(options, warmup=max(options.warmup or 0.0, 1 / rounds))
 
     def setup(self, base: ClusteredModels, fleet: FleetView) -> None:
+        self.found = np.full(self.context.clients, UNASSIGNED, np.int64)
         self.shared = fleet.initial(1, "initial shared model")[0]
         self.restored(base)
 
@@ -166,8 +188,11 @@ class CAM(Addon[ClusteredModels]):
 
     @property
     def beta(self) -> int:
-        """Rounds of warm-up."""
-        return int(self.options.warmup * self.context.rounds + 1e-9)
+        """Rounds of warm-up; where it ends by itself and has not yet, the most that it may take."""
+        if self.ended is not None:
+            return self.ended
+        share = LONGEST if self.options.warmup is None else self.options.warmup
+        return int(share * self.context.rounds + 1e-9)
 
     def kind(self, base: ClusteredModels) -> str:
         """What the warm-up trains."""
@@ -251,27 +276,61 @@ class CAM(Addon[ClusteredModels]):
     # --- the first clusters -----------------------------------------------------------------------------
 
     def unclustered(self, base: ClusteredModels) -> bool:
-        """Whether clients have no clusters yet, and K-means is to find the first ones."""
+        """Whether clients have no clusters yet, and K-means on models from one start finds the first ones."""
         assert base.assignment is not None
-        return base.by_loss and self.options.first == "kmeans" and bool((base.assignment == UNASSIGNED).all())
+        by_kmeans = self.watches(base) or (base.by_loss and self.options.first == "kmeans")
+        return by_kmeans and bool((base.assignment == UNASSIGNED).all())
 
     def first_clusters(self, base: ClusteredModels, fleet: FleetView) -> Indices:
         """K-means on what clients learn from one common start, so that no cluster wins by its random draw."""
-        alike = np.zeros(len(fleet.ids), np.int64)
-        theta = fleet.train(start=base.clusters[alike], on_top_of=base.underlay, slot="first", fresh=True)
-        return self.cluster(base, fleet, theta)
+        common = np.zeros(len(fleet.ids), np.int64)
+        theta = fleet.train(start=base.clusters[common], on_top_of=base.underlay, slot="first", fresh=True)
+        c = self.found[fleet.ids]  # in the warm-up, twice
+        if self.ended is None or (c[theta.arrived] == UNASSIGNED).any():
+            return self.cluster(base, fleet, theta)
+        base.update(fleet, theta, np.where(theta.arrived, c, UNASSIGNED))
+        return np.maximum(c, 0)
 
     def cluster(self, base: ClusteredModels, fleet: FleetView, theta: Handle) -> Indices:
         """Warm clusters of the clients' models, for bases that have no such rule themselves."""
+        c = self.groups(base, fleet, theta)
+        base.update(fleet, theta, c)
+        return np.where(theta.arrived, c, 0)
+
+    def groups(self, base: ClusteredModels, fleet: FleetView, theta: Handle) -> Indices:
+        """K-means on the models that arrived; the others are in no group."""
         arrived = np.flatnonzero(theta.arrived)
-        c = np.zeros(len(fleet.ids), np.int64)
+        c = np.full(len(fleet.ids), UNASSIGNED, np.int64)
         seed = int(generator(self.context.seed, "first k-means", round=base.number).integers(2**31))
         points, weights = theta.features("classifier")[arrived], base.client_weights(fleet)[arrived]
         task = ClusteringTask(points, base.K, seed, weights, starts=20)
-        found = clustered("kmeans", task, self.context)
-        c[arrived] = found.labels
-        base.update(fleet, theta, np.where(theta.arrived, c, UNASSIGNED))
+        c[arrived] = clustered("kmeans", task, self.context).labels
         return c
+
+    # --- the end of a warm-up that follows from the data ------------------------------------------------
+
+    def watches(self, base: ClusteredModels) -> bool:
+        """Whether the warm-up ends when the groups are found."""
+        return self.options.warmup is None and self.kind(base) == "shared"
+
+    def watch(self, base: ClusteredModels, fleet: FleetView, theta_0: Handle) -> None:
+        """End the warm-up if clients that began at one model fall into the same groups as a round before.
+
+        Clients without groups, or whose groups drown in what all have in common, differ by their batches alone: K-means
+        divides them otherwise every time.
+        """
+        c = self.groups(base, fleet, theta_0)
+        before = self.found[fleet.ids]
+        both = (c != UNASSIGNED) & (before != UNASSIGNED)
+        self.found = self.found.copy()
+        self.found[fleet.ids[theta_0.arrived]] = c[theta_0.arrived]
+        enough = both.sum() > base.K and len(np.unique(c[both])) > 1
+        if enough and alike(c[both], before[both]) >= SAME:
+            self.ended = base.number
+            base.events.append(
+                f"cam.warmup=auto: the warm-up ends, K-means finds the same groups as a round before ({both.sum()} "
+                "clients)."
+            )
 
     def warm_up(self, base: ClusteredModels, fleet: FleetView) -> None:
         """FedAvg for Theta_g, the base on its own, or local training for theta_i and then K-means."""
@@ -279,6 +338,8 @@ class CAM(Addon[ClusteredModels]):
         if kind == "shared":
             theta_0 = fleet.train(start=self.shared, slot=SHARED, compared=False)
             self.shared = base.average(theta_0, fleet, otherwise=self.shared)
+            if self.watches(base):
+                self.watch(base, fleet, theta_0)
             return
         if kind == "clusters":
             base.round(fleet)
@@ -330,3 +391,14 @@ class CAM(Addon[ClusteredModels]):
 
     def models(self) -> dict[str, npt.NDArray[np.float32]]:
         return {"shared": self.shared}
+
+
+def alike(one: Indices, other: Indices) -> float:
+    """Adjusted Rand index of two divisions: 1 the same groups, about 0 by chance.
+
+    >>> alike(np.array([0, 0, 1, 1]), np.array([2, 2, 0, 0]))
+    1.0
+    """
+    from sklearn.metrics import adjusted_rand_score
+
+    return float(adjusted_rand_score(one, other))

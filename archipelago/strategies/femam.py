@@ -1,7 +1,7 @@
 """FeMAM: multi-level additive models, one global, some per cluster, one per client, added level by level.
 
 Chen, Zhou, Long, Ma, Jiang, Zhang, "Multi-Level Additive Modeling for Structured Non-IID Federated Learning",
-arXiv 2405.16472: f_i(x) = sum_l f(x; Theta^(l)_{C_l(i)}), at most one model per level.
+2024 (arXiv:2405.16472): f_i(x) = sum_l f(x; Theta^(l)_{C_l(i)}), at most one model per level.
 
     1   level 1 is one global model                                                                  setup
     2   each round:
@@ -20,10 +20,10 @@ arXiv 2405.16472: f_i(x) = sum_l f(x; Theta^(l)_{C_l(i)}), at most one model per
 Readings
 
 Source
-    paper   its text was not at hand: abstract and figures
+    paper   its abstract, a theorem and the captions of its figures were at hand, not the sections between
     here    where these are silent, the released code
 Sum or mean of the logits
-    paper   f_i is the sum
+    paper   f_i is the sum ("sums up the outputs of models assigned to it across all levels")
     code    trains and validates on the mean, predicts with the sum
     here    the mean everywhere: only then is a copied level neutral, and it has the argmax of the sum
     option  femam.loss_scale=sum
@@ -53,13 +53,13 @@ Absent clients
     code    all take part
     here    K-means sees what is known of every client, as FeSEM's code does
 When a level has converged
-    paper   when the accuracy saturates
+    paper   when the accuracy of the additive model saturates; each level until convergence (figures 2 and 3)
     code    when the standard deviation of 50 losses, first filled up with 999, is below 1: a fixed schedule
     here    when in `patience` rounds the mean validation loss gained less than `threshold` of what the level has gained
             so far. Level 1 takes at most `share` of the rounds, the others the rest in equal parts, as in the code
     option  femam.schedule=[400,50,50,50,50], femam.patience, femam.threshold, femam.share
 A client whose loss a level did not lower
-    paper   drops the model
+    paper   useless models are pruned (figure 4): at most one model per level
     code    is taken off the record and keeps using it
     here    drops it; compared with the last level that it kept, means over `window` rounds. The last level is judged at
             the end of the run, so that nobody stops training before
@@ -185,11 +185,29 @@ class FeMAM(LevelledModels):
         length=3,
         cost=Cost(down=3, up=1, trainings=1),
         known=(
-            Known("parts", ALL, "a level that most clients drop is left to the few whom it helps, a little"),
+            Known(
+                "parts",
+                ALL,
+                "a level that most clients drop is left to the few whom it helps a little",
+                limit=1e-3,
+            ),
             Known(
                 "groups",
                 "participation",
                 "clients that trained a new level once or twice are hard to tell apart",
+                limit=-0.06,
+            ),
+            Known(
+                "groups",
+                "slow",
+                "a level has a share of the rounds, too few at a tenth of the rate",
+                limit=-0.06,
+            ),
+            Known(
+                "accuracy",
+                "slow",
+                "a level has a share of the rounds, too few at a tenth of the rate",
+                limit=0.08,
             ),
         ),
     )

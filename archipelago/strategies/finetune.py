@@ -3,6 +3,10 @@
 Thesis section 7.4.4: after training, one extra local training without aggregation, then the test. The base never
 sees the fine-tuned models.
 
+    theta_i   what client i predicts with under the base: a model, or parts that add up
+    theta_i'  theta_i after one more local training on (X_i, Y_i), each part on top of the others; nothing is averaged
+    F_i(x) = f(x; theta_i')
+
 Readings
 
 When
@@ -30,7 +34,7 @@ from dataclasses import dataclass
 from archipelago.core.settings import setting
 from archipelago.strategies.addon import ADDONS, Addon
 from archipelago.strategies.base import Context, Strategy
-from archipelago.strategies.expectations import Cost, Expectations
+from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.references import Prediction
 from archipelago.strategies.tuning import tuned, why_not_tuned
@@ -54,7 +58,19 @@ class FinetuneOptions:
 class Finetune(Addon[Strategy]):
     """Local training on top of what the base predicts with."""
 
-    expects = Expectations(cost=Cost())
+    expects = Expectations(
+        cost=Cost(),
+        known=(
+            Known(
+                "accuracy",
+                ALL,
+                "a model tuned on the samples of one client forgets what others had",
+                limit=0.08,
+            ),
+            Known("oscillation", ALL, "only the last evaluations are of tuned models", limit=0.09),
+            Known("progress", ALL, "only the last evaluations are of tuned models", limit=0.06),
+        ),
+    )
 
     Options = FinetuneOptions
     late = True

@@ -11,14 +11,33 @@ Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedAdagrad, FedAdam,
 It acts on the global model and on every cluster model (and on CAM's shared one), each with states of its own, whatever
 the aggregation rule and the method. `sgd` with lr 1 and without momentum is the aggregate, to the last bit.
 
-Readings. Delta_t is the aggregate by the chosen rule and weights (Algorithm 2 has the plain mean). m_{-1} = 0, and
-v_{-1} = tau^2, the least that the algorithm allows. No bias correction, as there. FedAdagrad has beta_1 = 0, as in the
-paper's experiments. A cluster without clients in a round neither moves nor changes its states: its momentum waits.
-Where clusters are split or added, the new ones begin with fresh states. Running statistics of BatchNorm are no
-parameters: they are the aggregate's. Steps are computed in float64 and states kept in float32.
-
 An optimizer of your own is a subclass of `ServerOptimizer` under `@SERVER_OPTIMIZERS.register`, or named by its import
 path (`server.optimizer=my_module.Mine`).
+
+Readings
+
+Delta_t
+    paper   the plain mean (Algorithm 2)
+    here    the aggregate by the chosen rule and weights
+    option  aggregation, weights=uniform
+First states
+    paper   v_{-1} >= tau^2
+    here    m_{-1} = 0 and v_{-1} = tau^2, the least that the algorithm allows
+    option  server.tau
+Bias correction
+    paper   none
+    here    none
+beta_1 of FedAdagrad
+    paper   0 in the experiments
+    here    0
+A cluster without clients in a round
+    here    neither moves nor changes its states: its momentum waits
+Clusters that are split or added
+    here    begin with fresh states
+Running statistics of BatchNorm
+    here    are no parameters: they are the aggregate's
+Precision
+    here    steps are computed in float64, states kept in float32
 """
 
 from __future__ import annotations

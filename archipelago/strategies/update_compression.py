@@ -7,9 +7,16 @@
                 down at random so that the mean is right; Alistarh et al., "QSGD", NeurIPS 2017; Suresh et al.,
                 "Distributed Mean Estimation with Limited Communication", ICML 2017 (its stochastic k-level scheme).
 
-Both together: `update=[topk,quantise]` quantises the numbers that are left. Readings: of equal magnitudes the first
-coordinates are kept; positions take the smallest integers that hold them; a bucket sends its least value and its step
-as float32; no entropy coding. The cost table counts the bytes of all of it.
+Both together: `update=[topk,quantise]` quantises the numbers that are left.
+
+Readings
+
+Equal magnitudes
+    here    the first coordinates are kept
+What is sent beside the numbers
+    paper   QSGD: an entropy code (Elias) of the integers
+    here    positions in the smallest integers that hold them, a bucket's least value and its step as float32, no
+            entropy coding; the cost table counts the bytes of all of it
 """
 
 from __future__ import annotations

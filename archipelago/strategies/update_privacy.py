@@ -12,9 +12,15 @@ Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism", ICML 2021 
 a server that must be trusted to add it (secure aggregation hides what is summed). What it comes to as epsilon is
 counted after every round from the sums that the server really took: `archipelago/strategies/privacy.py`.
 
-Readings. The length is that of the whole vector, running statistics included. Attackers' updates pass through the
-same pipeline: the server can enforce a bound. Networks with BatchNorm are refused with noise, which would make
-variances negative.
+Readings
+
+The length of an update
+    paper   DP-FedAvg: of the whole update, or layer by layer
+    here    of the whole vector, running statistics included
+Attackers
+    here    their updates pass through the same pipeline: the server can enforce a bound
+Networks with BatchNorm
+    here    are refused with noise, which would make variances negative
 """
 
 from __future__ import annotations

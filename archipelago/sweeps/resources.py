@@ -17,6 +17,7 @@ from archipelago.runs.storage import is_address, join, read_text, remove_file, w
 
 SMALL = 50_000  # training samples in a round, over all clients: below it, actors cost more than they save
 _PROBE = "archipelago"
+_SECONDS = 120.0  # that a node is given to look
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,16 @@ def check_shared_storage(address: str) -> None:
             ).remote(probe)
             for node in nodes
         }
-        blind = [name for name, answer in answers.items() if not ray.get(answer)]
+        # A file system that hangs answers nobody: a node that says nothing sees nothing.
+        ready, _ = ray.wait([*answers.values()], num_returns=len(answers), timeout=_SECONDS)
+        blind = [name for name, answer in answers.items() if answer not in ready or not ray.get(answer)]
     finally:
         remove_file(probe)
     if blind:
         raise UserError(
             f"Expected storage that all {len(nodes)} nodes of the cluster share, got '{address}', which "
-            f"{', '.join(blind)} cannot read and write: give a network folder or an address, as in storage=s3://bucket."
+            f"{', '.join(blind)} cannot read and write within {_SECONDS:g} s: give a network folder or an address, "
+            "as in storage=s3://bucket."
         )
 
 

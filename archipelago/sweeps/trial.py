@@ -199,8 +199,10 @@ class TrialRun:
             check_network(config, federation.input_shape, federation.classes)
             check_settings_of_methods(config, federation.groups)
             environment = describe_environment(self._command)
-            run = RunDirectory.create(path, config_to_yaml(config), environment, federation)
-            remember(run.status.identity, code_of(parse_yaml(run.config_yaml, "config.yaml")))
+            text = config_to_yaml(config)
+            code = code_of(parse_yaml(text, "config.yaml"))
+            run = RunDirectory.create(path, text, environment, federation, code)
+            remember(run.status.identity, code)
         self._run = self._stack.enter_context(run)
         if not known:
             for note in [*notes, *federation.notes]:

@@ -223,12 +223,12 @@ def _changed(situation: str) -> str:
 
 
 def table(result: Result) -> str:
-    """One row a run, as CSV: final accuracy, FedAvg's, and the number of every check."""
+    """One row a run, as CSV: final accuracy, FedAvg's, and the number of every check, under its name."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
-        ["method", "situation", "seed", "accuracy", "fedavg", "margin", "down", "up", "trainings", *CHECKS, "missed",
-         "explained", "seconds"]
+        ["method", "situation", "seed", "final_accuracy", "fedavg_accuracy", "margin", "down", "up", "trainings",
+         *CHECKS, "missed", "explained", "seconds"]
     )  # fmt: skip
     for (method, situation), runs in sorted(result.runs.items()):
         for seed, run in zip(result.seeds[method, situation], runs, strict=True):

@@ -10,7 +10,7 @@ Each is a file of its own here. An engine of your own is a subclass of `Engine` 
 Nothing here imports Lightning before a Trainer is asked for: the settings' schema imports these modules.
 """
 
-from lightning_modules.engines import compiled, loop, stacked, trainer  # noqa: F401  (register themselves)
+from archipelago.core.plugins import import_all_of
 from lightning_modules.engines.base import (
     ENGINES,
     Engine,
@@ -20,6 +20,8 @@ from lightning_modules.engines.base import (
     make_engine,
 )
 from lightning_modules.engines.objective import Term, TrainJob, TrainResult
+
+import_all_of(__name__, __path__)  # an engine registers itself: nothing lists it
 
 __all__ = [
     "ENGINES",

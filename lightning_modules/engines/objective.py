@@ -122,37 +122,9 @@ def follows_contract(module: nn.Module) -> bool:
     return callable(getattr(module, "loss", None)) and hasattr(module, "local_objective")
 
 
-def objective_of(
-    module: Any,
-    own: Tensor,
-    y: Tensor,
-    live: Tensor | None,
-    terms: Sequence[Term],
-    rows: Rows,
-    features: Tensor | None = None,
-) -> Tensor:
-    """The objective of one batch; `own` are the live outputs, `live` the live parameters (None without terms).
-
-    `features` are the live ones, where a term asks for them.
-    """
-    outputs = own
-    if "frozen" in rows:
-        outputs = outputs + rows["frozen"]
-    if "scale" in rows:
-        outputs = outputs * rows["scale"]
-    losses = training_loss(module)(outputs, y, reduction="none")
-    if "weights" in rows:
-        losses = (losses.flatten(1).mean(dim=1) if losses.dim() > 1 else losses) * rows["weights"]
-    value: Tensor = losses.mean()
-    for number, term in enumerate(terms):
-        seen = {
-            name: rows[f"{number}.{name}"] for name in (*term.penalty.outputs, *features_of(term.penalty))
-        }
-        given = {**term.anchors, **seen, "own_outputs": own}
-        if features is not None:
-            given["own_features"] = features
-        value = value + term.penalty.value(live, given)  # type: ignore[arg-type]  # a tensor where there are terms
-    return value
+def widened(outputs: Tensor) -> Tensor:
+    """Outputs of lower precision (autocast) as float32: the loss and what is added to it are computed in no less."""
+    return outputs if outputs.dtype == torch.float64 else outputs.float()
 
 
 @dataclass
@@ -171,17 +143,32 @@ class LocalObjective:
 
     def __call__(self, module: Any, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
         x, y = batch
-        live = torch.cat([p.reshape(-1) for p in module.parameters()]) if self.terms else None
-        features = None
-        # Outputs of lower precision (autocast) are widened: the loss and what is added to it stay float32.
+        features = {}
         if self.classifier is None:
-            own = module(x).float()
+            own = widened(module(x))
         else:
-            with inputs_of(self.classifier) as seen:
-                own = module(x).float()
-            features = seen[-1].float().flatten(1)
+            with inputs_of(self.classifier) as entering:
+                own = widened(module(x))
+            features = {"own_features": widened(entering[-1]).flatten(1)}
         rows = {**self.rows(step), **self._of_frozen(x)}
-        return objective_of(module, own, y, live, self.terms, rows, features)
+        outputs = own
+        if "frozen" in rows:
+            outputs = outputs + rows["frozen"]
+        if "scale" in rows:
+            outputs = outputs * rows["scale"]
+        losses = training_loss(module)(outputs, y, reduction="none")
+        if "weights" in rows:
+            losses = (losses.flatten(1).mean(dim=1) if losses.dim() > 1 else losses) * rows["weights"]
+        value: Tensor = losses.mean()
+        if self.terms:
+            live = torch.cat([p.reshape(-1) for p in module.parameters()])
+            for number, term in enumerate(self.terms):
+                needed = (*term.penalty.outputs, *features_of(term.penalty))
+                seen = {name: rows[f"{number}.{name}"] for name in needed}
+                value = value + term.penalty.value(
+                    live, {**term.anchors, **seen, "own_outputs": own, **features}
+                )
+        return value
 
     def _of_frozen(self, x: Tensor) -> Rows:
         """What frozen models say of a batch whose inputs nobody has seen before."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -9,10 +11,11 @@ import ray
 from ray import exceptions
 
 from actors import reservation, session
+from actors import starting as start
 from actors.compute import BlockDevice, without_gpu
 from actors.homes import Home
 from actors.ray_errors import ActorsLost, SurfacedErrors
-from actors.watchdog import Watchdog
+from actors.watchdog import COMPUTING, Member, Vital, Watchdog
 from archipelago.core.errors import ClientFailure, UserError
 from tests.support.errors import refused
 from tests.support.experiments import plan_of
@@ -63,7 +66,7 @@ def starting(monkeypatch: pytest.MonkeyPatch, nodes: list[int]) -> session.RaySe
     """A session of two starting actors; `nodes`: how many have a node, each time that somebody looks."""
     monkeypatch.setattr(ray, "wait", lambda refs, **options: (refs[:-1], refs[-1:]) if nodes else (refs, []))
     monkeypatch.setattr(ray, "get", lambda refs: refs)
-    monkeypatch.setattr(session, "with_nodes", lambda homes: homes[: nodes.pop(0)])
+    monkeypatch.setattr(start, "with_nodes", lambda homes: homes[: nodes.pop(0)])
     made = session.RaySession.__new__(session.RaySession)
     made.plan, made.clients, made.homes, made.devices = (
         plan_of(),
@@ -71,7 +74,8 @@ def starting(monkeypatch: pytest.MonkeyPatch, nodes: list[int]) -> session.RaySe
         [Home(None, 0), Home(None, 1)],
         [],
     )
-    made.members, made.watchdog = {}, Watchdog(1.0, {})
+    made.members = {0: Member(None, "run/clients-0"), 1: Member(None, "run/clients-1")}
+    made.asked, made.watchdog = {}, Watchdog(1.0, {})
     monkeypatch.setattr(made, "_find", lambda keys: None)
     return made
 
@@ -81,10 +85,35 @@ def test_a_node_that_dies_before_its_actors_live_is_a_loss(monkeypatch: pytest.M
         starting(monkeypatch, [2, 1]).when_started(["a", "b"])
 
 
-def test_actors_that_start_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = starting(monkeypatch, [2, 2])
+def test_actors_that_start_slowly_are_named_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = starting(monkeypatch, [2, 2, 2])
+    clock, lines = iter([0.0, 30.0, 70.0, 500.0]), []
+    monkeypatch.setattr(start.time, "monotonic", lambda: next(clock))
+    made._thread, made.say = threading.get_ident(), lines.append
     made.when_started(["a", "b"])
     assert made.devices == ["a", "b"]
+    assert lines == ["Not started after 70 s: run/clients-1 (unknown)."]
+
+
+@pytest.mark.parametrize(("status", "limits"), [("stopped", 1), ("running", COMPUTING)])
+def test_an_actor_that_does_not_start_is_ended(
+    monkeypatch: pytest.MonkeyPatch, status: str, limits: int
+) -> None:
+    made = starting(monkeypatch, [2] * 100)
+    clock, ended = itertools.count(0, 100), []
+    monkeypatch.setattr(start.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(start.watchdog, "vital", lambda member: Vital(status))
+    monkeypatch.setattr(start.watchdog, "end", lambda member: ended.append(member))
+    made._thread, made.say = threading.get_ident(), lambda line: None
+    made.asked["run/clients-1"] = {"pid": 7, "node": "abcdef0123", "host": "10.0.0.5"}
+    monkeypatch.setattr(
+        ray,
+        "wait",
+        lambda refs, **options: (refs, []) if refs != ["b"] and len(refs) == 1 else ([], refs[-1:]),
+    )
+    with pytest.raises(ActorsLost, match=rf"clients-1 \(pid 7 on node .*not started after {600 * limits} s"):
+        made.when_started(["a", "b"])
+    assert [member.pid for member in ended] == [7]
 
 
 def test_a_gpu_that_torch_cannot_use_is_said() -> None:

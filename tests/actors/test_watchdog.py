@@ -100,9 +100,26 @@ def test_one_that_computes_far_longer_than_usual_is_ended_in_the_end(monkeypatch
     assert Waits(monkeypatch, COMPUTING - 1, computing()).get(1.0) == ["a", "b"]
 
 
-def test_one_that_may_not_be_ended_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = Waits(monkeypatch, 20, [Vital("stopped")])
-    assert waits.get(1.0, ends=False) == ["a", "b"] and not waits.ended and len(waits.lines) == 1
+def test_one_that_computes_in_a_stage_that_nobody_measured_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = Waits(monkeypatch, 20, [Vital("running", 60.0 * at) for at in range(100)])
+    assert waits.get() == ["a", "b"] and not waits.ended
+    assert len(waits.lines) == 1 and "'train' has taken 180 s; its process is running" in waits.lines[0]
+
+
+@pytest.mark.parametrize("silent", [[], [0]])
+def test_one_in_a_slow_stage_is_named_at_once_and_ended_later(
+    monkeypatch: pytest.MonkeyPatch, silent: list[int]
+) -> None:
+    waits = Waits(monkeypatch, 9, [Vital("stopped")])
+    monkeypatch.setattr(waits.dog, "_silent", lambda: silent)
+    assert waits.get(1.0, slow=True) == ["a", "b"] and not waits.ended and len(waits.lines) == 1
+    waits = Waits(monkeypatch, 99, [Vital("stopped")])
+    monkeypatch.setattr(waits.dog, "_silent", lambda: silent)
+    with pytest.raises(ActorsLost, match="was stopped and did not move on"):
+        waits.get(1.0, slow=True)
+    # 600 s; another one that does not answer, and that the called one waits for, is named first
+    assert len(waits.limits) == (11 if silent else 10)
+    assert waits.ended == ["run/clients-0" if silent else "run/clients-1"]
 
 
 @pytest.fixture

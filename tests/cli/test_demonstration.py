@@ -38,7 +38,33 @@ def test_findings_are_those_of_the_table(tmp_path: Path) -> None:
     assert "86.0 %" in said and "95.0 %: +9.0 points (+9.9 for the worst tenth" in said
     assert "IFCA found the groups with every seed." in said
     assert "Not with every seed: IFCA+CAM (ARI 0.70, its worst seed 0.40)." in said
-    assert "IFCA to IFCA+CAM: -2.0 points." in said
+    assert (
+        "IFCA to IFCA+CAM: -2.00 points of accuracy" in said and "(more accurate with 0 of 2 seeds)" in said
+    )
+    assert "here it helped nowhere" in said and "list cam" in said
+
+
+def test_findings_go_problem_by_problem(tmp_path: Path) -> None:
+    """Each with its own numbers, macro-F1 beside accuracy, and how often the add-on won."""
+    paths = []
+    for turned, gains in ((1, (0.02, -0.01)), (4, (-0.02, -0.04))):
+        for seed, gain in enumerate(gains):
+            for method, accuracy in (("fesem", 0.9), ("fesem+cam", 0.9 + gain)):
+                path = tmp_path / f"{method}-{turned}-{seed}"
+                config = {"data": {"name": "digits", "rotations": turned}}
+                write_run(path, method=method, seed=seed, accuracy=[accuracy] * 3, config=config)
+                paths.append(str(path))
+    built = build_report(ReportRequest(paths, out=str(tmp_path / "report"), figures="no"), method_labels)
+    said = demonstration.findings(built.tables)
+    changed = [line for line in said if "FeSEM to FeSEM+CAM" in line]
+    assert [
+        ("+0.50 points of accuracy, +0.25 points of macro-F1" in line, "1 of 2" in line) for line in changed
+    ] == [(True, True), (False, False)]
+    assert "-3.00 points of accuracy" in changed[1] and "0 of 2" in changed[1]
+    assert [table.title for table in built.tables] == [line.strip() for line in said if "-" not in line[:4]][
+        1:3
+    ]
+    assert "here it helped in 1 of 2." in said[-1]
 
 
 def test_findings_admit_that_one_model_is_best(tmp_path: Path) -> None:

@@ -13,18 +13,21 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import archipelago
 import archipelago.cli.main
 import benchmarks.__main__
+from archipelago.cli.run import Run
 from archipelago.data import DATASETS
 from archipelago.experiments.callbacks import CallbackFailure
 from archipelago.experiments.config import load_config
 from archipelago.experiments.runner import run_experiment
 from archipelago.runs.sweeps import read_rows
 from archipelago.sweeps.config import load_sweep
+from docs.hooks import pictures, small_runs
 from tests.support.callbacks import StopAfter
-from tests.support.documents import DOCUMENTS, DOOR, ROOT, blocks, commands, python
+from tests.support.documents import DOCUMENTS, DOOR, ROOT, blocks, commands, indented, inline, python
 
 BENCHMARKS = "python -m benchmarks"
 STANDARD = "python -m platform"  # the module of that name that Python has
@@ -32,6 +35,7 @@ QUICK = ("partition",)  # benchmarks whose miniature takes a second; tests/bench
 # Small enough for a test; everything else of a documented command stays as it is written.
 SMALLER = ["rounds=2", "local.steps=1", "model=mlp", "fleet.backend=in_process"]
 IN_PROCESS = 'rounds=1, fleet={"backend": "in_process"}'
+ROTATIONS = ROOT / "docs/data/pictures/shifts/rotations.png"
 RUNS = "docs/runs.md"  # opens the run of its own command
 PARTS = "docs/extending.md"  # a file with one part of every kind
 # Several commands in one process, which saves the seconds that starting one takes.
@@ -110,6 +114,61 @@ def test_blocks_that_are_not_run_say_why():
     assert text.count("<!-- not run:") == len(marked), "a mark must stand right above its block"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_no_command_hides_in_an_indented_block(document):
+    assert indented(document) == []
+
+
+def whole(line):
+    """Whether a command can be typed as it stands."""
+    return "..." not in line and not re.search(r"\b[A-Z]{3,}\b", line)
+
+
+def test_commands_that_are_not_run_are_understood():
+    """What is left to a cluster, to data or to patience still names files, settings and values that there are."""
+    understood = 0
+    for block in blocks():
+        for line in block.lines if block.kind == "sh" and block.why else []:
+            line = line.replace("sbatch recipes/slurm/archipelago.sbatch", DOOR)
+            words = shlex.split(line.replace("s3://bucket", "runs"))  # a bucket would be looked for
+            if words[:3] == DOOR.split() and whole(line) and block.document != PARTS:
+                request = archipelago.cli.main.parse(words[3:])
+                if isinstance(request, Run):
+                    asked = parts(words[3:])
+                    assert load_sweep(*asked) or load_config(request.file, request.overrides), line
+                understood += 1
+    assert understood > 15
+
+
+def test_commands_in_sentences_are_understood():
+    found = [line for document in DOCUMENTS for line in inline(document) if line.startswith("archipelago ")]
+    assert len(found) >= 3
+    for line in filter(whole, found):
+        words = shlex.split(line)[1:]
+        assert words[0] in ("report", "resume", "doctor", "list", "--install-completion") or load_config(
+            None, words
+        ), line
+
+
+def test_commands_of_method_pages_are_understood():
+    """Made with the page, of a run that is kept beside its figure."""
+    known = small_runs.kept()
+    assert len(known) > 40
+    for name, found in known.items():
+        assert found is None or name in load_config(None, found["words"]).method, name
+
+
+def test_figures_of_small_runs_are_all_there_and_pictures_can_be_made(tmp_path, monkeypatch):
+    """`python -m docs.hooks.small_runs` makes what is missing: nothing is. `pictures` draws them again, here one."""
+    before = {path: path.read_bytes() for path in small_runs.FOLDER.iterdir()}
+    small_runs.main([])
+    assert {path: path.read_bytes() for path in small_runs.FOLDER.iterdir()} == before
+    assert {line for _, line in commands() if "docs.hooks" in line} == {"python -m docs.hooks.pictures"}
+    monkeypatch.setattr(pictures, "FOLDER", tmp_path)
+    pictures.shift("rotations")
+    assert Image.open(tmp_path / "shifts/rotations.png").size == Image.open(ROTATIONS).size
+
+
 def test_every_python_block_is_run():
     """Those of a document are one program; here is which test runs it."""
     found = {block.document for block in blocks() if block.kind == "python" and not block.why}
@@ -173,7 +232,7 @@ def test_make_run_ends_in_a_table_and_a_report():
     assert done.returncode == 0, done.stderr
     (sweep,) = set(ROOT.glob("runs/*")) - made
     try:
-        assert all(method in done.stdout for method in ("FedAvg", "IFCA", "WeCFL", "IFCA+CAM", "FeSEM+CAM"))
+        assert all(method in done.stdout for method in ("FedAvg", "IFCA", "FeSEM", "FeSEM+CAM"))
         assert str(sweep.name) in done.stdout and {row.status for row in read_rows(sweep)} == {"finished"}
         assert (sweep / "report/report.html").is_file()
     finally:
@@ -388,9 +447,7 @@ def test_references_to_decisions_lead_to_one():
     assert len(entries) == text.count("\n### ")  # each has a name and a date
     were = dict(re.findall(r"\| (\d+) \| ([A-Z]\d(?:, [A-Z]\d)*) (?=\|)", text))
     assert sorted(map(int, were)) == list(range(1, 69))
-    merged = {
-        (number, name) for name, numbers in entries for number in numbers.split(", ") if number.isdigit()
-    }
+    merged = {(number, name) for name, numbers in entries for number in filter(None, numbers.split(", "))}
     assert merged == {(number, name) for number, names in were.items() for name in names.split(", ")}
     names = {name for name, _ in entries} | set(were)
     for folder in ("archipelago", "actors", "lightning_modules", "platform", "benchmarks", "tests", "."):

@@ -83,13 +83,17 @@ def test_demonstration_as_a_user_runs_it(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = (tmp_path / "runs").iterdir()
-    assert {row.status for row in read_rows(made)} == {"finished"} and len(read_rows(made)) == 15
+    assert {row.status for row in read_rows(made)} == {"finished"} and len(read_rows(made)) == 24
     found = [line.split() for line in done.stdout.splitlines()]
-    accuracy = {
-        line[0]: float(line[line.index("3") + 1]) for line in found if "3" in line[1:3] and "±" in line
-    }
-    assert set(accuracy) == {"FedAvg", "IFCA", "WeCFL", "IFCA+CAM", "FeSEM+CAM"}
-    assert all(accuracy[name] > accuracy["FedAvg"] + 5 for name in ("IFCA", "WeCFL", "FeSEM+CAM"))
+    accuracy = [
+        (line[0], float(line[line.index("3") + 1])) for line in found if "3" in line[1:3] and "±" in line
+    ]
+    rotated, skewed = dict(accuracy[:4]), dict(accuracy[-4:])
+    assert set(rotated) == set(skewed) == {"FedAvg", "IFCA", "FeSEM", "FeSEM+CAM"}
+    assert all(rotated[name] > rotated["FedAvg"] + 5 for name in ("IFCA", "FeSEM", "FeSEM+CAM"))
+    # Where groups have much in common, what they share is worth a model: the flagship's claim, in the first minute.
+    assert max(skewed, key=lambda name: skewed[name]) == "FeSEM+CAM"
+    assert "here it helped in 1 of 2" in done.stdout
     assert f"Report: {made / 'report/report.html'}" in done.stdout and (made / "report/report.html").is_file()
     assert next_steps().replace("archipelago ", "python -m platform.launch ") in done.stdout
     assert done.stdout.startswith(first_comment("comparison")) and "points" in done.stdout
@@ -97,9 +101,15 @@ def test_demonstration_as_a_user_runs_it(tmp_path: Path) -> None:
     assert last.startswith(f"Report: {made / 'report/report.html'}")
 
 
-def test_dry_run_of_one_experiment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert archipelago.cli.main.main(["--dry-run", "method=fedavg", f"storage={tmp_path}"]) == 2
-    assert "Expected a sweep beside --dry-run" in capsys.readouterr().err
+def test_dry_run_of_one_experiment_says_what_it_would_use_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["method=ifca", "clients=7", "fleet.actors=1", f"storage={tmp_path}"]
+    assert archipelago.cli.main.main(["--dry-run", *settings]) == 0
+    said = capsys.readouterr().out
+    assert "ifca on digits" in said and "7 clients" in said
+    assert re.search(r"devices +(CPUs|\d+ GPU)", said)
+    assert not list(tmp_path.iterdir())
 
 
 def test_report_of_runs_in_an_object_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

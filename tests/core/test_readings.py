@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,21 +15,31 @@ from archipelago.core.schema import composed, leaves
 from archipelago.core.settings import ExperimentSettings
 from archipelago.reports.build import ReportRequest, build_report
 from archipelago.strategies import ADDONS, AGGREGATION, METHODS
+from archipelago.strategies.attacks import ATTACKS
+from archipelago.strategies.server_optimizers import SERVER_OPTIMIZERS
+from archipelago.strategies.updates import TRANSFORMS
 
-PARTS = [*METHODS.values(), *ADDONS.values(), AGGREGATION["matched"]]
+REGISTRIES = (METHODS, ADDONS, AGGREGATION, ATTACKS, SERVER_OPTIMIZERS, TRANSFORMS)
+PARTS = [entry for registry in REGISTRIES for entry in registry.values()]
 OURS = [entry for entry in PARTS if entry.value.__module__.startswith("archipelago.")]
 
 
+@pytest.fixture(scope="module")
+def known() -> dict[str, Any]:
+    return leaves(composed(ExperimentSettings))
+
+
 @pytest.mark.parametrize("entry", OURS, ids=lambda entry: entry.name)
-class TestReadingsOfEveryMethod:
+class TestReadingsOfEveryPart:
     def test_readings_are_there_and_whole(self, entry: ar.core.registry.Entry) -> None:
         _, rows = split_readings(documentation(entry))  # raises where the form is not kept
         assert rows
         assert len({row.topic for row in rows}) == len(rows)
         assert all(row.paper or row.code or row.here for row in rows)
 
-    def test_readings_name_settings_that_exist(self, entry: ar.core.registry.Entry) -> None:
-        known = leaves(composed(ExperimentSettings))
+    def test_readings_name_settings_that_exist(
+        self, entry: ar.core.registry.Entry, known: dict[str, Any]
+    ) -> None:
         for row in readings_of(entry):
             for key, value in re.findall(r"\b([a-z_]+\.[a-z_]+)(=[\w|]+)?", row.option):
                 assert key in known, f"{row.topic}: {key}"

@@ -12,6 +12,8 @@ from archipelago.experiments.runner import Drive, resume, run_experiment
 from archipelago.reports.groups import make_groups
 from archipelago.reports.tables import build_tables
 from archipelago.runs.sweeps import find_trials
+from lightning_modules.engines import ENGINES, default_engine
+from lightning_modules.engines.compiled import build
 from lightning_modules.engines.compiled import engine as compiled_engine
 from lightning_modules.engines.compiled.build import CannotBuild, library
 from tests.support.callbacks import StopAfter
@@ -51,13 +53,21 @@ def test_a_fallback_is_a_note_of_the_round():
     assert "falls back to loop" in note and "Dropout" in note
 
 
-def test_the_engine_is_recorded_and_a_stopped_run_continues_with_the_same_bits(tmp_path):
+def test_a_run_that_stopped_with_one_instruction_set_continues_with_another_to_the_same_bytes(
+    tmp_path, monkeypatch
+):
     config = config_of("method=ifca", *COMPILED, f"storage={tmp_path}", "name=whole")
     whole = run_experiment(config, quiet=True)
     assert json.loads((whole / "environment.json").read_text())["compute"]["engine"] == "compiled"
     config = config_of("method=ifca", *COMPILED, f"storage={tmp_path}", "name=stopped", "checkpoint.every=1")
-    with pytest.raises(CallbackFailure):
-        run_experiment(config, quiet=True, callbacks=[StopAfter(2)])
+    with monkeypatch.context() as patch:
+        patch.setenv("ARCHIPELAGO_KERNELS", "avx2")
+        library.cache_clear()
+        assert library().lanes() == 8  # AVX2, which every processor with kernels has
+        with pytest.raises(CallbackFailure):
+            run_experiment(config, quiet=True, callbacks=[StopAfter(2)])
+    library.cache_clear()
+    assert library().lanes() == {"avx512": 16, "avx2": 8}[build.chosen_instructions()[0]]
     resume(tmp_path / "stopped", quiet=True)
     assert_equal_runs(whole, tmp_path / "stopped")
     plain = run_experiment(
@@ -101,9 +111,7 @@ def recorded(path):
 
 def test_a_run_records_the_engines_that_trained_not_the_one_that_was_asked_for(tmp_path, monkeypatch):
     def made(name, method, *more, fails, **extra):
-        config = config_of(
-            f"method={method}", *COMPILED, f"storage={tmp_path}", f"name={name}", "rounds=2", *more
-        )
+        config = config_of(f"method={method}", *COMPILED, f"storage={tmp_path}", f"name={name}", *more)
         with monkeypatch.context() as patch:
             without_kernels(patch, fails)
             return run_experiment(config, quiet=True, **extra)
@@ -142,6 +150,19 @@ def test_kernels_are_asked_for_before_anything_else_starts(tmp_path, monkeypatch
     )
     run_experiment(config_of("method=fedavg", *COMPILED, f"storage={tmp_path}", "rounds=1"), quiet=True)
     assert happened[:3] == ["begin", "Ray starts", "an engine is made"]
+
+
+def test_auto_takes_it_where_it_covers_the_network_once_it_is_no_opt_in(monkeypatch):
+    assert default_engine("cpu") == "loop" and default_engine("cuda") == "stacked"
+    monkeypatch.delitem(ENGINES.entry("compiled").capabilities, "opt_in")
+    assert default_engine("cpu") == "compiled" and default_engine("cuda") == "stacked"
+    for settings, engine in (
+        (("model=cnn_digits",), "compiled"),
+        (("model.target=tests.support.modules.DropoutModule",), "loop"),
+    ):
+        session = session_of(*settings)
+        run(session, 1)
+        assert session.compute().engine == engine
 
 
 def test_a_client_that_is_left_to_the_loop_is_recorded():

@@ -344,7 +344,38 @@ def test_a_sweep_that_chooses_ranks_by_validation_data_and_names_the_runner_up(t
         "FeSEM": 2,
         "IFCA": 3,
     }  # the best on test data is the worst on validation data
+    assert not any(note.startswith("One choice") for note in table.notes)
     (note,) = [note for note in table.notes if note.startswith("Chosen on validation data: FedAvg")]
     assert "accuracy (%) -10.00 [-11.00, -9.00] to the runner-up, FeSEM, 0 wins and 3 losses." in note
     plain = write_sweep(tmp_path / "s", trials)
     assert tables(plain)[0].tuned is None
+
+
+def test_a_sweep_over_problems_makes_one_choice_for_all_of_them(tmp_path: Path) -> None:
+    """Best by validation data in the mean, though each problem has another best; pairs of all problems count."""
+    validation = {
+        "iid": {"ifca": 0.9, "fedavg": 0.2, "fesem": 0.85},
+        "dirichlet": {"ifca": 0.3, "fedavg": 0.9, "fesem": 0.8},
+    }
+    test = {"ifca": 0.5, "fedavg": 0.6, "fesem": 0.55}
+    trials = []
+    for partition, methods in validation.items():
+        for method, value in methods.items():
+            for seed in (0, 1, 2):
+                name = f"{method}-{partition}-{seed}"
+                bonus = 0.1 * (method == "ifca") * (partition == "iid")
+                write_run(tmp_path / f"s/runs/{name}", method=method, seed=seed,
+                          accuracy=[test[method] + bonus] * 4, config={"partition": {"name": partition}},
+                          metrics={"validation_micro_accuracy": [value] * 4})  # fmt: skip
+                trials.append({"group": f"{method} {partition}", "seed": seed, "run": f"runs/{name}"})
+    found = tables(write_sweep(tmp_path / "s", trials, {"choose": True}))
+    assert len(found) == 2
+    said = [note for table in found for note in table.notes if note.startswith("One choice")]
+    # FeSEM 82.5, IFCA 60 in the mean; on test data -5 and +5 points, three pairs each.
+    assert (
+        len(said) == 1 and "(82.50, the runner-up 60.00): FeSEM; on test data accuracy (%) +0.00 [" in said[0]
+    )
+    assert "3 wins and 3 losses: the two are not told apart." in said[0]
+    assert not any(
+        "One choice" in note for note in tables(tmp_path / "s", metrics=["micro_accuracy"])[0].notes
+    )

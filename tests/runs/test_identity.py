@@ -12,10 +12,10 @@ import pytest
 from archipelago import adopt, open_run
 from archipelago.core.errors import UserError
 from archipelago.experiments.new_clients import NewClient
-from archipelago.experiments.runner import resume, run_experiment
+from archipelago.experiments.runner import check_code, resume, run_experiment
 from archipelago.reports.groups import make_groups
 from archipelago.reports.tables import build_tables
-from archipelago.runs.identity import identity_of
+from archipelago.runs.identity import code_digests, identity_of
 from archipelago.runs.status import read_status
 from archipelago.runs.sweeps import find_trials
 from tests.support.experiments import config_of
@@ -108,6 +108,30 @@ def test_identity_of_another_partition_or_checkpoint_is_noticed(tmp_path: Path) 
     (run / "partition.safetensors").unlink()
     with pytest.raises(UserError, match=r"partition\.safetensors is missing"):
         resume(run, quiet=True)
+
+
+def test_identity_has_the_code_that_a_run_imports_and_reports_say_where_it_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "identity_of_mine.py"
+    module.write_text("from archipelago import Callback\nclass Mine(Callback):\n    pass\n")
+    named = "callbacks=[identity_of_mine.Mine]"
+    runs = [interrupted(tmp_path / "zero", named)]
+    module.write_text(module.read_text() + "# changed\n")
+    runs.append(made(tmp_path / "one", named, "seed=1"))
+    before, after = (code_digests(run)["identity_of_mine.Mine"] for run in runs)
+    assert before and after and before != after
+    check_code(runs[0])
+    assert (
+        "was made with other code of identity_of_mine.Mine" in caplog.text
+    )  # what `resume` and `adopt` begin with
+    resume(runs[0], quiet=True)
+    assert any("code of identity_of_mine.Mine is not the one" in event for event in events(runs[0]))
+    assert_equal_runs(runs[0], made(tmp_path / "straight", named))  # it is told, not refused
+    (group,) = make_groups(find_trials(runs))
+    assert "2 versions of the code of identity_of_mine.Mine" in group.note
+    assert (runs[0] / "summary.md").read_text().count(f"Identity {identity_of(runs[0])}") == 1
 
 
 def test_identity_of_a_run_published_without_its_partition_keeps_its_rank(tmp_path: Path) -> None:

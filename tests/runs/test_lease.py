@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,8 +153,13 @@ def test_lease_of_a_process_whose_number_was_given_away_is_taken(address: str) -
     Lease(address).release()
 
 
-def test_lease_is_won_by_one_of_many(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "SETTLE", 1.0)
+@pytest.mark.parametrize("kind", ["file", "memory", "as in s3"])
+def test_lease_is_won_by_one_of_many(address: str, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Files, and what fsspec opens, are created by one alone: nobody has to wait and see."""
+    monkeypatch.setattr(lease, "SETTLE", 1.0 if kind == "as in s3" else 0.0)
+    if kind == "as in s3":
+        monkeypatch.setattr(lease, "create_text", lambda address, text: None)
+    address = f"memory://{uuid.uuid4().hex}/run" if kind == "memory" else address
     start = threading.Barrier(6)
     won: list[Lease] = []
     lost: list[UserError] = []

@@ -134,7 +134,10 @@ def test_warm_up_is_fedavg_for_loss_based_bases():
 
 
 def test_warm_up_is_local_training_for_parameter_based_bases_and_ends_in_clusters():
-    cam, local = session_of("method=wecfl+cam", "cam.warmup=0.5"), session_of("method=local")
+    cam, local = (
+        session_of("method=wecfl+cam", "cam.warm=local", "cam.warmup=0.5"),
+        session_of("method=local"),
+    )
     run(cam, 1)
     run(local, 1)
     warm = [state["model/warm"] for state in checkpoint_of(cam).clients.values()]
@@ -286,7 +289,7 @@ def test_fine_tuning_by_hand_moves_the_cluster_part_and_then_the_shared_one():
 
 
 def test_a_client_absent_in_the_last_round_of_warm_up_is_clustered_by_what_it_was():
-    settings = ("participation.fraction=0.5", "cam.warmup=0.75", "rounds=4", "clients=12")
+    settings = ("participation.fraction=0.5", "cam.warm=local", "cam.warmup=0.75", "rounds=4", "clients=12")
     session = session_of("method=fesem+cam", *settings)
     run(session, 2)
     states = checkpoint_of(session).clients

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from archipelago.strategies.cam import CAMOptions
+from archipelago.strategies.cam import CAM, CAMOptions
 from archipelago.strategies.finetune import FinetuneOptions
 from archipelago.strategies.references import Models
 from tests.support.experiments import checkpoint_of, outcome, run, session_of
@@ -112,6 +112,41 @@ def test_local_warm_up_gives_ifca_its_first_clusters():
     assert run(session, 1, first=2)[0].metrics["ari"] == 1.0
 
 
+def test_warm_up_by_the_data_ends_when_the_same_groups_are_found_twice():
+    # Theta_g = 0.5, lr 0.1: y = 2 draws its clients to 0.8, y = -2 to 0; the next round from the mean, 0.4. The groups
+    # are the same: rounds 1 and 2 are the warm-up, and round 3 has both parts.
+    fleet, strategy = cam_on("ifca+cam", TWO * 2, [-1.0, 1.0], 0.5, rounds=10, warmup=None, warm="shared")
+    for number in (1, 2):
+        strategy.round(fleet, number)
+        assert (strategy.base.assignment == -1).all()
+    assert strategy.addons[0].beta == 2 and "ends" in strategy.base.events[-1]
+    strategy.round(fleet, 3)
+    assert strategy.base.assignment[0] == strategy.base.assignment[2] != strategy.base.assignment[1]
+
+
+def test_warm_up_by_the_data_lasts_its_longest_where_groups_change_or_there_are_none():
+    cam = CAMOptions(warmup=None, warm="shared")
+    fleet = scalar_fleet([[(1.0, y)] for y in (-3.0, -1.0, 1.0, 3.0)], lr=0.1)
+    strategy = method_of("ifca+cam", fleet, clusters=2, rounds=20, options={"cam": cam})
+    found = [[0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 1]]
+    given = iter(np.array(found))
+    strategy.addons[0].groups = lambda *_: next(given)  # what K-means says, round by round
+    for number in range(1, 7):
+        strategy.round(fleet, number)
+        assert strategy.addons[0].ended is None and strategy.addons[0].beta == 6
+        assert (strategy.base.assignment == -1).all()
+
+
+def test_warm_up_by_the_data_is_of_the_shared_part_alone():
+    for warm, base, beta in (("local", "ifca", 3), ("base", "fesem", 3), ("clusters", "ifca", 3)):
+        fleet, strategy = cam_on(f"{base}+cam", TWO * 2, [-1.0, 1.0], 0.5, rounds=10, warmup=None, warm=warm)
+        for number in range(1, 4):
+            strategy.round(fleet, number)
+        assert strategy.addons[0].beta == beta and strategy.addons[0].ended is None
+    assert CAM.for_few_rounds(CAMOptions(warmup=None), 2).warmup == 0.5
+    assert CAM.for_few_rounds(CAMOptions(warmup=None), 10).warmup is None
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -119,10 +154,18 @@ def test_local_warm_up_gives_ifca_its_first_clusters():
         ("method=ifca+cam+finetune", "cam.start=own", "cam.predict=local"),
         ("method=ifca+cam", "cam.warm=local", "cam.first=kmeans"),
         ("method=ifca+cam", "cam.warmup=0", "cam.first=kmeans"),
+        (
+            "method=ifca+cam",
+            "cam.warmup=auto",
+            "cam.warm=shared",
+            "rounds=10",
+            "data.rotations=2",
+            "clusters=2",
+        ),
     ],
 )
 def test_readings_survive_layouts_and_restores(options):
-    setting = (*(() if "cam.warmup=0" in options else ("cam.warmup=0.25",)), *options)
+    setting = (*(() if any("warmup" in each for each in options) else ("cam.warmup=0.25",)), *options)
     whole = session_of(*setting)
     first = run(whole, 3)
     half = session_of(*setting, blocks=[[7, 0, 3], [1, 2], [4, 5, 6]])

@@ -14,7 +14,7 @@ from archipelago.strategies.con import CONOptions, ContrastOfOutputs, ContrastOf
 from archipelago.strategies.prox import ProxOptions
 from archipelago.strategies.references import Models, PerClient
 from lightning_modules.engines import Term
-from lightning_modules.engines.objective import objective_of
+from lightning_modules.engines.objective import LocalObjective
 from tests.support.errors import refused
 from tests.support.experiments import config_of, run, session_of
 from tests.support.scalar import method_of, scalar_fleet
@@ -339,23 +339,25 @@ def test_the_local_objective_has_the_gradient_that_finite_differences_say():
     theirs = torch.randn(5, 2, 3, dtype=torch.float64)
 
     def objective(vector, scale=0.5, weight=2.0, under=1.0, mu=3.0):
-        own = x @ vector[:9].reshape(3, 3).T + vector[9:]
+        torch.nn.utils.vector_to_parameters(vector, net.parameters())
         rows = {
             "frozen": under * frozen,
-            "scale": torch.tensor(scale, dtype=torch.float64),
             "weights": weight * torch.linspace(0, 1, 5, dtype=torch.float64),
             "0.models": theirs,
         }
         term = ContrastOfOutputs(mu, 0.7, NOTHING, NOBODY)
-        return objective_of(net, own, y, vector, [Term(term, {"own": torch.tensor(1)})], rows)
+        terms = [Term(term, {"own": torch.tensor(1)})]
+        whole = LocalObjective(terms, rows, [torch.arange(5)], torch.tensor(scale, dtype=torch.float64))
+        return whole(net, (x, y), 0)
 
     def slopes(**change):
-        start = torch.linspace(-1, 1, 12, dtype=torch.float64, requires_grad=True)
-        return torch.autograd.grad(objective(start, **change), start)[0]
+        start = torch.linspace(-1, 1, 12, dtype=torch.float64)
+        found = torch.autograd.grad(objective(start, **change), list(net.parameters()))
+        return torch.cat([each.reshape(-1) for each in found])
 
     point, h = torch.linspace(-1, 1, 12, dtype=torch.float64), 1e-6
     numeric = [
-        float(objective(point + h * unit) - objective(point - h * unit)) / (2 * h)
+        float((objective(point + h * unit) - objective(point - h * unit)).detach()) / (2 * h)
         for unit in torch.eye(12, dtype=torch.float64)
     ]
     plain = slopes()

@@ -17,7 +17,8 @@ DOCUMENTS = (
 _BLOCK = re.compile(
     r"(?:<!-- not run: (?P<why>[^\n]+) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```", re.M | re.S
 )
-_INLINE = re.compile(r"`((?:python -m |ray get-auth)[^`\n]+)`")
+_INLINE = re.compile(r"`((?:python -m |ray get-auth|archipelago )[^`\n]+)`")
+_INDENTED = re.compile(r"^ {4,}(?:\$ )?((?:python|archipelago|make|ray|sh|pip) [^\n]+)", re.M)
 DOOR = "python -m platform.launch"
 
 
@@ -40,7 +41,7 @@ class Block:
     @property
     def lines(self) -> list[str]:
         """Its commands, comments left out; `archipelago` in the project's root is the command of the checkout."""
-        lines = [re.sub(r"\s+#.*", "", line).strip() for line in self.text.splitlines()]
+        lines = [re.sub(r"\s+#.*", "", line).strip() for line in self.text.replace("\\\n", " ").splitlines()]
         if self.folder == ".":
             lines = [re.sub(r"^archipelago\b(?! plugins)", DOOR, line) for line in lines]
         return [line for line in lines if line]
@@ -60,6 +61,11 @@ def inline(document: str) -> list[str]:
     return _INLINE.findall((ROOT / document).read_text(encoding="utf-8"))
 
 
+def indented(document: str) -> list[str]:
+    """Commands that no fence shows as such: there should be none."""
+    return _INDENTED.findall(_BLOCK.sub("", (ROOT / document).read_text(encoding="utf-8")))
+
+
 def commands() -> list[tuple[str, str]]:
     """(folder, command) of all that is to be run, each once."""
     found = [
@@ -68,7 +74,12 @@ def commands() -> list[tuple[str, str]]:
         if block.kind == "sh" and not block.why
         for line in block.lines
     ]
-    found += [(".", line) for document in DOCUMENTS for line in inline(document)]
+    found += [
+        (".", line)
+        for document in DOCUMENTS
+        for line in inline(document)
+        if not line.startswith("archipelago ")
+    ]
     return list(dict.fromkeys(found))
 
 

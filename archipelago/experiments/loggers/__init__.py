@@ -22,7 +22,9 @@ else's: it is never deleted, and stays behind when a trial of a sweep begins wit
 
 from __future__ import annotations
 
-from archipelago.experiments.loggers import csv, mlflow, tensorboard, wandb  # noqa: F401  (they register themselves)
+from archipelago.core.plugins import import_all_of
 from archipelago.experiments.loggers.base import LOGGERS, LoggerCallback, check_loggers, loggers_from
+
+import_all_of(__name__, __path__)  # a logger registers itself: nothing lists it
 
 __all__ = ["LOGGERS", "LoggerCallback", "check_loggers", "loggers_from"]
