@@ -12,7 +12,7 @@ import pytest
 from archipelago.reports.build import ReportRequest, build_report
 from archipelago.reports.summary import figures_of
 from archipelago.runs.files import RunFiles
-from benchmarks import cam_study
+from benchmarks import cam_study, clustered
 
 RESULTS = Path(__file__).parents[2] / "results"
 KEPT = sorted(path.parent.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("table.csv"))
@@ -103,3 +103,14 @@ def test_the_readme_shows_rows_of_the_converged_table() -> None:
     rows = rows_of((RESULTS / "cifar10-converged.md").read_text(), "The table")
     shown = rows_of((RESULTS.parent / "README.md").read_text(), "On real data")
     assert len(shown) >= 4 and all(row in [each[:5] for each in rows] for row in shown)
+
+
+def test_the_page_of_clustered_methods_has_the_tables_of_its_trials() -> None:
+    lines = (RESULTS / "clustered.jsonl").read_text().splitlines()
+    tables = clustered.report({"found": [json.loads(line) for line in lines]})
+    assert tables in (RESULTS / "clustered.md").read_text(), (
+        "paste what `python -m benchmarks clustered` prints"
+    )
+    asked = {trial.name: (trial.group, trial.seed) for trial in clustered.trials()}
+    for line in map(json.loads, lines):
+        assert asked[line["trial"]] == (line["group"], line["seed"])
