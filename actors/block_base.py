@@ -47,6 +47,7 @@ class BlockBase:
         self.clients = clients  # as they are in the round under way
         self._over_rounds = clients
         self._changes = any(samples.later for samples in clients.values())
+        self.round = 0  # the one under way
         self.outbox = Outbox(setup)
         self.labels = y = self.outbox.relabelled(y, clients, setup.classes)
         used = [samples.every() for samples in clients.values()]
@@ -88,6 +89,7 @@ class BlockBase:
 
     def begin(self, round: int) -> None:
         """Start a round from the committed state: whatever an aborted attempt left is forgotten."""
+        self.round = round
         if self._changes:
             self._hold(round)
         self.states.abort()

@@ -45,6 +45,14 @@ class ClientStates:
         """Replace a client's state, if the round commits."""
         self._pending[client] = state
 
+    def host(self, client: int) -> State:
+        """What of a client's state is in the memory of this process, as the running round sees it: here, all."""
+        return ClientStates.of(self, client)
+
+    def put_host(self, client: int, state: State) -> None:
+        """Replace what of a client's state is in the memory of this process, if the round commits."""
+        ClientStates.put(self, client, state)
+
     def changes(self) -> Changes:
         """What the running round changes so far."""
         found = Changes()

@@ -17,13 +17,11 @@ import torch
 from torch import Tensor
 
 from actors.client_states import Changes, ClientStates, State
-from actors.devices import free_memory
+from lightning_modules.engines.stacked.device_memory import ClientRows, DeviceMemory, Positions
 from lightning_modules.engines.stacked.optimizers import SlabOptimizer
 
+PIECE = 64  # rows that are copied from one table to another at a time
 MODEL, OPTIMIZER = "model/", "optimizer/"  # beginnings of the names of what lives in slabs
-RESERVE = 0.2  # share of a device's free memory that slabs leave to everything else
-
-Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,8 @@ class Patch:
     """New rows of a slab; `has` is False for clients that lose theirs."""
 
     clients: Positions  # rows of the slab
-    parts: dict[str, Tensor]
+    parts: dict[str, ClientRows]
+    rows: Positions  # of the parts, one for each client
     steps: Positions
     has: bool = True
 
@@ -40,7 +39,7 @@ class Slab:
     """One named state of all clients: committed rows, and what the running round changes."""
 
     def __init__(self, count: int) -> None:
-        self.parts: dict[str, Tensor] = {}
+        self.parts: dict[str, ClientRows] = {}
         self.has = np.zeros(count, bool)
         self.steps = np.zeros(count, np.int64)
         self.pending: list[Patch] = []
@@ -53,53 +52,55 @@ class Slab:
             has[patch.clients], steps[patch.clients] = patch.has, patch.steps
         return has[rows], steps[rows]
 
-    def commit(self, device: torch.device) -> None:
+    def located(self, rows: Positions) -> list[tuple[dict[str, ClientRows], Positions, Positions]]:
+        """Where the newest state of some clients is: (tables, positions among `rows`, rows of the tables)."""
+        source, place = np.where(self.has, 0, -1), np.arange(len(self.has))
+        for number, patch in enumerate(self.pending, start=1):
+            source[patch.clients] = number if patch.has else -1
+            place[patch.clients] = patch.rows
+        tables = [self.parts, *(patch.parts for patch in self.pending)]
+        found = []
+        for number in np.unique(source[rows]):
+            if number >= 0:
+                among = np.flatnonzero(source[rows] == number)
+                found.append((tables[number], among, place[rows[among]]))
+        return found
+
+    def commit(self, memory: DeviceMemory) -> None:
         """Make the changes permanent."""
+        everyone = np.arange(len(self.has))
         for patch in self.pending:
             if not patch.has:
                 self.has[patch.clients] = False
                 continue
-            everyone = np.array_equal(patch.clients, np.arange(len(self.has)))
-            for name, rows in patch.parts.items():
-                if everyone:
-                    self.parts[name] = rows
+            whole = np.array_equal(patch.clients, everyone) and np.array_equal(patch.rows, everyone)
+            for name, table in patch.parts.items():
+                if whole and len(table) == len(everyone):
+                    self.parts[name] = table
                     continue
-                home = self.parts.get(name)
-                if home is None:
-                    home = self.parts[name] = _allocate(len(self.has), rows.shape[1], device)
-                at = torch.from_numpy(patch.clients).to(home.device, non_blocking=True)
-                home.index_copy_(0, at, rows.to(home.device))
+                if name not in self.parts:
+                    self.parts[name] = memory.zeros(len(everyone), table.width)
+                for at in range(0, len(patch.clients), PIECE):
+                    piece = slice(at, at + PIECE)
+                    self.parts[name].replace(patch.clients[piece], table, patch.rows[piece])
             self.has[patch.clients], self.steps[patch.clients] = True, patch.steps
         self.pending = []
         if not self.has.any():
             self.parts = {}
 
 
-def _allocate(count: int, width: int, device: torch.device) -> Tensor:
-    """A slab on the device, or in pinned host memory where the device has no room for it."""
-    if device.type == "cuda" and 4 * count * width > (1 - RESERVE) * free_memory(device):
-        return torch.zeros(count, width, pin_memory=True)
-    return torch.zeros(count, width, device=device)
-
-
-def taken(values: Tensor, rows: Positions, device: torch.device) -> Tensor:
-    """Some rows, on the device, as memory of their own."""
-    if len(rows) == len(values) and np.array_equal(rows, np.arange(len(rows))):
-        return values.to(device) if values.device != device else values.clone()
-    at = torch.from_numpy(rows).to(values.device, non_blocking=True)
-    return values.index_select(0, at).to(device, non_blocking=True)
-
-
 class DeviceStates(ClientStates):
     """Committed and pending state of a block's clients, models and optimizer states as slabs."""
 
-    def __init__(self, clients: Iterable[int], optimizer: SlabOptimizer, device: torch.device) -> None:
+    def __init__(self, clients: Iterable[int], optimizer: SlabOptimizer, memory: DeviceMemory) -> None:
         listed = sorted(clients)
         super().__init__(listed)
-        self._optimizer, self._device = optimizer, device
+        self._optimizer, self._memory, self._device = optimizer, memory, memory.device
         self._row = {client: row for row, client in enumerate(listed)}
         self._clients = listed
         self._slabs: dict[str, Slab] = {}
+        self._early = False  # whether changes are copied to the host as soon as they are made
+        self._copies: dict[int, dict[str, Tensor]] = {}  # by patch of the running round
 
     def rows(self, clients: Sequence[int]) -> Positions:
         """Where clients stand in every slab."""
@@ -128,73 +129,91 @@ class DeviceStates(ClientStates):
     def values(self, name: str, part: str, clients: Sequence[int], width: int) -> Tensor:
         """(n, width) rows as the running round sees them; zeros for a client without one."""
         slab, rows = self._slabs.get(name), self.rows(clients)
-        if slab is None or not slab.where(rows)[0].any():
-            return torch.zeros(len(rows), width, device=self._device)
-        for patch in reversed(slab.pending):
-            if patch.has and np.array_equal(patch.clients, rows):
-                return patch.parts[part].clone()  # all of them changed together, as a round does
-            if np.isin(patch.clients, rows).any():
-                break
-        home = slab.parts.get(part)
-        made = (
-            taken(home, rows, self._device)
-            if home is not None
-            else torch.zeros(len(rows), width, device=self._device)
-        )
-        missing = ~slab.has[rows]
-        if home is not None and missing.any():
-            made[torch.from_numpy(np.flatnonzero(missing)).to(self._device)] = 0.0
-        at_row = np.full(len(self._clients), -1)
-        at_row[rows] = np.arange(len(rows))
-        for patch in slab.pending:
-            inside = np.flatnonzero(at_row[patch.clients] >= 0)
-            if not len(inside):
-                continue
-            places = torch.from_numpy(at_row[patch.clients[inside]]).to(self._device)
-            made[places] = taken(patch.parts[part], inside, self._device) if patch.has else 0.0
+        found = [] if slab is None else slab.located(rows)
+        if len(found) == 1 and len(found[0][1]) == len(rows):
+            parts, _, at = found[0]
+            return parts[part].read(at)
+        made = torch.zeros(len(rows), width, device=self._device)
+        for parts, among, at in found:
+            places = torch.from_numpy(among).to(self._device, non_blocking=True)
+            made.index_copy_(0, places, parts[part].read(at))
         return made
 
+    def table(self, name: str, part: str, clients: Sequence[int]) -> tuple[ClientRows, Positions] | None:
+        """(table, row of each client, -1 without one) if those who have this state have it in one place."""
+        slab, rows = self._slabs.get(name), self.rows(clients)
+        found = [] if slab is None else slab.located(rows)
+        if len(found) != 1:
+            return None
+        parts, among, at = found[0]
+        row_of = np.full(len(rows), -1, np.int64)
+        row_of[among] = at
+        return parts[part], row_of
+
     def put_rows(
-        self, name: str, clients: Sequence[int], parts: dict[str, Tensor], steps: Positions | None = None
+        self,
+        name: str,
+        clients: Sequence[int],
+        parts: dict[str, ClientRows],
+        steps: Positions | None = None,
+        rows: Positions | None = None,
     ) -> None:
-        """Replace this state of some clients, if the round commits; the tensors belong to the states from here on."""
+        """Replace this state of some clients, if the round commits; the tables belong to the states from here on.
+
+        `rows` of the tables are theirs, one for each client; without it, the first ones.
+        """
         counted = np.zeros(len(clients), np.int64) if steps is None else steps
-        self._patch(name, Patch(self.rows(clients), parts, counted))
+        places = np.arange(len(clients)) if rows is None else rows
+        self._patch(name, Patch(self.rows(clients), parts, places, counted))
 
     def drop_rows(self, name: str, clients: Sequence[int]) -> None:
         """Take this state from some clients, if the round commits."""
         if name in self._slabs:
-            self._patch(name, Patch(self.rows(clients), {}, np.zeros(len(clients), np.int64), has=False))
+            nothing = np.zeros(len(clients), np.int64)
+            self._patch(name, Patch(self.rows(clients), {}, nothing, nothing, has=False))
 
     def _patch(self, name: str, patch: Patch) -> None:
         slab = self._slabs.setdefault(name, Slab(len(self._clients)))
         slab.pending.append(patch)
+        if self._early:
+            self._copied_to_host(patch)
         slab.version += 1
 
     # --- transactions -------------------------------------------------------------------------------------
 
     def changes(self) -> Changes:
-        """What the running round changes so far, as plain arrays: one copy for each patch."""
+        """What the running round changes so far, as plain arrays: a copy for each state, and one wait for all."""
         found = super().changes()
-        for name, slab in self._slabs.items():
-            for patch in slab.pending:
-                parts = {
-                    part: rows.detach().to("cpu", copy=True).numpy() for part, rows in patch.parts.items()
-                }
-                for at, row in enumerate(patch.clients.tolist()):
-                    client = self._clients[row]
-                    put, gone = found.put.get(client, {}), found.gone.get(client, [])
-                    put.pop(name, None)  # the last patch counts
-                    if patch.has:
-                        own = {part: rows[at] for part, rows in parts.items()}
-                        found.put.setdefault(client, put)[name] = self._state(name, own, int(patch.steps[at]))
-                    elif name not in gone:
-                        found.gone.setdefault(client, gone).append(name)
+        patches = [(name, patch) for name, slab in self._slabs.items() for patch in slab.pending]
+        copies = [self._copied_to_host(patch) for _, patch in patches]
+        self._memory.wait()
+        # Whoever asks once asks after every round: from here on, what changes sets out as soon as it does.
+        self._early = True
+        for (name, patch), copied in zip(patches, copies, strict=True):
+            parts = {part: rows.numpy() for part, rows in copied.items()}
+            for at, row in enumerate(patch.clients.tolist()):
+                client = self._clients[row]
+                put, gone = found.put.get(client, {}), found.gone.get(client, [])
+                put.pop(name, None)  # the last patch counts
+                if patch.has:
+                    own = {part: rows[at] for part, rows in parts.items()}
+                    found.put.setdefault(client, put)[name] = self._state(name, own, int(patch.steps[at]))
+                elif name not in gone:
+                    found.gone.setdefault(client, gone).append(name)
         return found
+
+    def _copied_to_host(self, patch: Patch) -> dict[str, Tensor]:
+        """The rows of a patch on their way to the host; those that set out when it was made."""
+        if id(patch) not in self._copies:
+            self._copies[id(patch)] = {
+                part: self._memory.fetch(table, patch.rows) for part, table in patch.parts.items()
+            }
+        return self._copies[id(patch)]
 
     def abort(self) -> None:
         """Forget what an aborted attempt at a round left."""
         super().abort()
+        self._copies.clear()
         for slab in self._slabs.values():
             slab.version += bool(slab.pending)
             slab.pending = []
@@ -202,19 +221,12 @@ class DeviceStates(ClientStates):
     def commit(self) -> None:
         """Make the round's changes permanent."""
         super().commit()
+        self._copies.clear()
         for slab in self._slabs.values():
-            slab.commit(self._device)
+            slab.commit(self._memory)
         self._slabs = {name: slab for name, slab in self._slabs.items() if slab.has.any()}
 
     # --- the form that all blocks share -------------------------------------------------------------------
-
-    def host(self, client: int) -> State:
-        """What a client keeps on the host, as the running round sees it."""
-        return super().of(client)
-
-    def put_host(self, client: int, state: State) -> None:
-        """Replace what a client keeps on the host, if the round commits."""
-        super().put(client, state)
 
     def of(self, client: int) -> State:
         """A client's whole state as plain arrays: for code that goes client by client."""
@@ -243,7 +255,7 @@ class DeviceStates(ClientStates):
         states = {client: dict(state) for client, state in found.items()}
         for name, slab in self._slabs.items():
             # Memory of its own: a slab on the host is written to by the next commit, while a thread may write this.
-            parts = {part: rows.detach().to("cpu", copy=True).numpy() for part, rows in slab.parts.items()}
+            parts = {part: table.on_host() for part, table in slab.parts.items()}
             for row, client in enumerate(self._clients):
                 if slab.has[row]:
                     own = {part: rows[row] for part, rows in parts.items()}
@@ -258,12 +270,13 @@ class DeviceStates(ClientStates):
         }
         super().restore(plain)
         self._slabs = {}
+        self._copies.clear()
         names = {name for client in self._clients for name in states.get(client, {}) if _in_slab(name)}
         for name in sorted(names):
             clients = [client for client in self._clients if name in states.get(client, {})]
             parts, steps = self._rows_of(name, [states[client][name] for client in clients])
             self.put_rows(name, clients, parts, steps)
-            self._slabs[name].commit(self._device)
+            self._slabs[name].commit(self._memory)
 
     def _part_names(self, name: str) -> tuple[str, ...]:
         return ("model",) if name.startswith(MODEL) else self._optimizer.names
@@ -271,24 +284,23 @@ class DeviceStates(ClientStates):
     def _width(self, name: str) -> int:
         slab = self._slabs[name]
         tables = [*slab.parts.values(), *(rows for patch in slab.pending for rows in patch.parts.values())]
-        return tables[-1].shape[1] if tables else 0
+        return tables[-1].width if tables else 0
 
     def _state(self, name: str, rows: dict[str, npt.NDArray[np.float32]], steps: int) -> Any:
         for row in rows.values():
             row.flags.writeable = False
         return rows["model"] if name.startswith(MODEL) else self._optimizer.to_state(rows, steps)
 
-    def _rows_of(self, name: str, values: Sequence[Any]) -> tuple[dict[str, Tensor], Positions]:
-        """States of several clients as rows on the device."""
+    def _rows_of(self, name: str, values: Sequence[Any]) -> tuple[dict[str, ClientRows], Positions]:
+        """States of several clients as tables."""
         if name.startswith(MODEL):
-            stacked = torch.from_numpy(np.stack(values)).to(self._device)
-            return {"model": stacked}, np.zeros(len(values), np.int64)
+            return {"model": self._memory.placed(np.stack(values))}, np.zeros(len(values), np.int64)
         parts = {}
         for part in self._optimizer.names:
             rows = np.zeros((len(values), self._optimizer.width), np.float32)
             for row, state in enumerate(values):
                 self._optimizer.from_state(state, part, rows[row])
-            parts[part] = torch.from_numpy(rows).to(self._device)
+            parts[part] = self._memory.placed(rows)
         return parts, np.array([self._optimizer.steps_of(state) for state in values], np.int64)
 
 

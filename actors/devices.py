@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,13 +73,6 @@ def claim_device(gpus: float, precision: str = "32", determinism: str = "auto") 
         claim.release()
         raise
     return claim
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes of a GPU that this process may still allocate: what is free, within its own share."""
-    free, total = torch.cuda.mem_get_info(device)
-    share = int(torch.cuda.get_per_process_memory_fraction(device) * total)
-    return max(0, min(free, share - torch.cuda.memory_reserved(device)))
 
 
 def allocator_fraction(share: float, total: int, name: str = "GPU") -> float:
@@ -154,6 +147,23 @@ def machine_gpus() -> int:
     with contextlib.suppress(OSError):
         return len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
     return 0
+
+
+def device_names(nodes: Sequence[Mapping[str, float]]) -> str:
+    """Which GPUs there are: as Ray calls them, or as torch does on this machine; empty where nobody knows.
+
+    >>> device_names([{"GPU": 4, "accelerator_type:A100": 1}, {"GPU": 1, "accelerator_type:T4": 1}, {"CPU": 2}])
+    'A100, T4'
+    """
+    found = {
+        name.partition(":")[2]
+        for node in nodes
+        for name in node
+        if node.get("GPU") and name.startswith("accelerator_type:")
+    }
+    if not found and torch.cuda.is_available():
+        found = {torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
+    return ", ".join(sorted(found))
 
 
 def mps_directory() -> Path | None:

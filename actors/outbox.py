@@ -75,7 +75,7 @@ class Outbox:
                 return _largest(result), 0
         slot = handle.partition(":")[2]
         key = f"update/{slot}"
-        known = states.of(client).get(key, {}) if self._pipeline else {}
+        known = states.host(client).get(key, {}) if self._pipeline else {}
         sender = Sender(self._seed, client, round, slot, dict(known))
         update = result if start is None else result - start
         if crafted is not None:
@@ -88,7 +88,7 @@ class Outbox:
         if any(sender.memory.get(name) is not known.get(name) for name in {*sender.memory, *known}):
             for array in sender.memory.values():
                 array.flags.writeable = False
-            states.put(client, {**states.of(client), key: sender.memory})
+            states.put_host(client, {**states.host(client), key: sender.memory})
         model = update if start is None else start + update
         model.flags.writeable = False
         self.sent.setdefault(handle, {})[client] = model

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from actors.block import ClientBlock
+from actors.client_states import Changes
 from actors.compute import Committed
 from actors.device_states import DeviceStates
-from actors.devices import effective_tier, free_memory
+from actors.devices import effective_tier
 from actors.requests import BlockSetup, ClientSamples, ModelRequest, TrainRequest
 from actors.stacked_outputs import PlacesOf, StackedOutputs
 from actors.stacked_tables import StackedTables
 from actors.stacking import DeviceSide, Uploads
+from archipelago.core.causes import USERS
+from archipelago.core.errors import ClientFailure, UserError
 from lightning_modules.engines.stacked import StackedEngine, StackedParts
+from lightning_modules.engines.stacked.chunks import Chunks
+from lightning_modules.engines.stacked.device_memory import free_memory
 from lightning_modules.engines.stacked.samples import DeviceSamples
 
 
@@ -59,13 +63,14 @@ class StackedBase(ClientBlock):
             parts = self.engine.make_parts(samples, bf16=setup.precision == "bf16", exact=exact)
             if parts is not None:
                 self.parts, self.batched = parts, True
-                self.states = DeviceStates(clients, parts.optimizer, where)
+                self.states = DeviceStates(clients, parts.optimizer, parts.memory)
                 self.places = PlacesOf(clients, parts.model)
-                self.outputs = StackedOutputs(parts.model)
-                self.features = StackedOutputs(parts.model, features=True)
+                self.outputs = StackedOutputs(parts.model, parts.memory)
+                self.features = StackedOutputs(parts.model, parts.memory, features=True)
                 parameters = self.model.spec.parameters
                 self.tables = StackedTables(self.outputs, self.features, self.states, parameters)
-                self.uploads = Uploads(where)
+                self.uploads = Uploads(parts.memory)
+                self.pieces = Chunks(parts.memory, noted=False)  # of what is done row by row
         elif self.engine.why_not:
             self.engine.say(self.engine.why_not)
 
@@ -79,10 +84,22 @@ class StackedBase(ClientBlock):
     def commit(self) -> Committed:
         """Make the round's changes permanent, release its models."""
         if self.batched:
-            for chunks in (self.parts.training.chunks, self.outputs.chunks, self.features.chunks):
-                self.engine.notes += chunks.notes
-                chunks.notes = []
-        return super().commit()
+            noting = (
+                self.parts.training.chunks,
+                self.outputs.chunks,
+                self.features.chunks,
+                self.parts.memory,
+            )
+            for each in noting:
+                self.engine.notes += each.notes
+                each.notes = []
+        with self._failing_together(list(self.clients), self.round, "committing"):
+            return super().commit()
+
+    def changes(self) -> Changes:
+        """What the running round changes in the states of clients, before it commits."""
+        with self._failing_together(list(self.clients), self.round, "copying states"):
+            return super().changes()
 
     def _release(self) -> None:
         super()._release()
@@ -94,11 +111,6 @@ class StackedBase(ClientBlock):
     def _device_side(self, arrays: tuple[npt.NDArray[Any], ...]) -> DeviceSide:
         return DeviceSide(self._side(arrays), self.states, self.uploads, self.device, self.model.spec.size)
 
-    def _measured(self, objective: Tensor, models: Tensor) -> npt.NDArray[np.float64]:
-        """(n, 2): mean objective and largest absolute value. The stage's one synchronisation."""
-        largest = models.abs().amax(dim=1).to(torch.float64)
-        return torch.stack([objective, largest], dim=1).cpu().numpy()
-
     def _leave(
         self,
         request: TrainRequest | ModelRequest,
@@ -106,7 +118,8 @@ class StackedBase(ClientBlock):
         measured: npt.NDArray[np.float64],
     ) -> npt.NDArray[np.float64]:
         """Results through the outbox, on the host: the bytes sent of each; their magnitudes become those sent."""
-        made, sent = self._results[request.handle], np.zeros(len(request.clients))
+        results: Any = self._results[request.handle]
+        made, sent = results.together(request.clients), np.zeros(len(request.clients))
         for at, client in enumerate(request.clients):
             if client in made:
                 measured[at, 1], sent[at] = self.outbox.put(
@@ -114,8 +127,32 @@ class StackedBase(ClientBlock):
                 )
         return sent
 
-    def _failing_together(self, clients: Sequence[int], round: int, stage: str) -> Any:
-        """Whatever goes wrong says which round and stage; the client is the first of those computed together."""
-        first = clients[0] if clients else -1
-        others = f" (with {len(clients) - 1} others as one batched model)" if len(clients) > 1 else ""
-        return self._failing(first, round, f"{stage}{others}")
+    @contextmanager
+    def _failing_together(self, clients: Sequence[int], round: int, stage: str) -> Iterator[None]:
+        """Whatever goes wrong says which clients, which round and which stage."""
+        training = self.parts.training.chunks if self.batched else None
+        if training is not None:
+            training.under_way = None
+        try:
+            yield
+        except (ClientFailure, UserError):
+            raise
+        except USERS as error:
+            under_way = None if training is None else training.under_way
+            inside = list(clients) if under_way is None else [clients[i] for i in under_way]
+            with self._failing(inside[0] if inside else -1, round, stage + _beside(inside, len(clients))):
+                raise error
+
+
+def _beside(clients: Sequence[int], count: int) -> str:
+    """Who was computed together with the first of some clients.
+
+    >>> _beside([4], 1), _beside([4, 5], 2), _beside([4, 5, 8], 20)
+    ('', ' (with 1 others as one batched model)', ' (with clients 5, 8 as one batched model)')
+    """
+    if len(clients) <= 1:
+        return ""
+    if len(clients) == count:
+        return f" (with {count - 1} others as one batched model)"
+    listed = ", ".join(str(client) for client in clients[1:21]) + (", ..." if len(clients) > 21 else "")
+    return f" (with clients {listed} as one batched model)"

@@ -7,7 +7,7 @@ client, as in any other block, and the run says what and why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from actors.device_states import Positions, taken
 from actors.requests import DeriveRequest, TrainRequest
 from actors.stacked_measures import StackedMeasures
 from actors.stacking import DeviceSide, SlabResults, fixed_point_sums, row_sums
@@ -25,6 +24,8 @@ from archipelago.core.randomness import torch_seed
 from archipelago.strategies.parameters import PartialSums
 from archipelago.strategies.penalties import features_of
 from lightning_modules.engines.stacked.batched import frozen_and_augmented, is_per_sample
+from lightning_modules.engines.stacked.chunks import Chunks
+from lightning_modules.engines.stacked.device_memory import ClientRows, Positions
 from lightning_modules.engines.stacked.work import Outcome, Work
 
 
@@ -53,11 +54,11 @@ class StackedBlock(StackedMeasures):
             work = self._work(request, side)
             frozen = self.tables.frozen_models(request, side)
             outcome = self.parts.train(work)
-            measured = self._measured(self._objective(request, outcome), outcome.models)
+            measured = outcome.measured
             arrived = np.asarray(np.isfinite(measured).all(axis=1))
             leaves = self.outbox.alters and request.leaves
             # Before results are kept: a private model may be the start and the result.
-            starts = [request.start.resolve(client, side.side) for client in clients] if leaves else []
+            starts = self._starts(request, side) if leaves else []
             self._store(request, outcome, arrived)
             sent = self._leave(request, starts, measured) if leaves else None
         rows = []
@@ -70,13 +71,19 @@ class StackedBlock(StackedMeasures):
             rows.append((*measured[at].tolist(), backward, forward, received[at], there, steps, seen))
         return rows
 
-    def _objective(self, request: TrainRequest, outcome: Outcome) -> Tensor:
-        """(n,) mean objectives; not finite where a private model that the rule made is not."""
-        objective = outcome.objective
-        for name in request.rule.keeps if request.rule is not None else ():
-            finite = torch.isfinite(outcome.memory[name]).all(dim=1)
-            objective = torch.where(finite, objective, torch.nan)
-        return objective
+    def _starts(self, request: TrainRequest, side: DeviceSide) -> Sequence[Any]:
+        """What each client started from, on the host: the server's own arrays, or one copy of all."""
+        start = request.start.stack(request.clients, side)
+        if start.key is not None and isinstance(start.key, tuple) and start.key[0] == "array":
+            return [request.start.resolve(client, side.side) for client in request.clients]
+        table = np.empty((len(request.clients), self.model.spec.size), np.float32)
+
+        def copied(at: Positions) -> None:
+            table[at] = start.of(at, self.device).cpu().numpy()
+
+        self.pieces.run(len(table), copied)
+        table.flags.writeable = False
+        return list(table)
 
     def _work(self, request: TrainRequest, side: DeviceSide) -> Work:
         """The request as tables."""
@@ -94,12 +101,13 @@ class StackedBlock(StackedMeasures):
                 "ValueError: there is no model to start from",
             )  # fmt: skip
         memory, width = request.memory(local.keep_optimizer), self.parts.optimizer.width
-        slabs = {
-            part: self.states.values(memory, part, clients, width)
-            if memory is not None
-            else torch.zeros(len(clients), width, device=self.device)
-            for part in self.parts.optimizer.names
-        }
+
+        def slabs(at: Positions) -> dict[str, Tensor]:
+            some, parts = [clients[i] for i in at], self.parts.optimizer.names
+            if memory is None:
+                return {part: torch.zeros(len(some), width, device=self.device) for part in parts}
+            return {part: self.states.values(memory, part, some, width) for part in parts}
+
         scale = None if request.scale is None else request.scale.stack(clients, side)
         return Work(
             start=lambda at: start.of(at, self.device),
@@ -111,23 +119,28 @@ class StackedBlock(StackedMeasures):
             tables=self.tables.of_training(request, side, places),
             scale=None if scale is None else scale.of(np.arange(len(clients)), self.device).to(torch.float32),
             penalties=request.penalties,
-            anchors=[self.tables.anchors(penalty, clients, side) for penalty in request.penalties],
+            anchors=self.tables.anchors(request.penalties, clients, side),
             only=request.only,
             rule=request.rule,
             memory=self._memories(request, side),
             rate=request.rate,
+            keeps_slabs=request.remembers(local.keep_optimizer),
         )
 
-    def _memories(self, request: TrainRequest, side: DeviceSide) -> dict[str, Tensor]:
-        """What the rule of a training remembers of all clients at its beginning."""
-        if request.rule is None:
-            return {}
-        everyone, width = np.arange(len(request.clients)), self.model.spec.parameters
-        found = {}
-        for name, encoded in request.rule.remembers.items():
-            value = encoded.stack(request.clients, side).of(everyone, self.device)  # type: ignore[union-attr]
-            found[name] = (value[:, :width] if encoded.is_model else value).to(torch.float32)  # type: ignore[union-attr]
-        return found
+    def _memories(self, request: TrainRequest, side: DeviceSide) -> Callable[[Positions], dict[str, Tensor]]:
+        """What the rule of a training remembers at its beginning, of clients at some positions."""
+        remembers: Any = {} if request.rule is None else request.rule.remembers
+        width = self.model.spec.parameters
+        known = {name: (each.stack(request.clients, side), each.is_model) for name, each in remembers.items()}
+
+        def at_positions(at: Positions) -> dict[str, Tensor]:
+            found = {}
+            for name, (models, is_model) in known.items():
+                value = models.of(at, self.device)
+                found[name] = (value[:, :width].contiguous() if is_model else value).to(torch.float32)
+            return found
+
+        return at_positions
 
     def _seed(self, client: int, request: TrainRequest) -> int:
         return torch_seed(self.setup.seed, "training", slot=request.slot, round=request.round, client=client)
@@ -141,23 +154,17 @@ class StackedBlock(StackedMeasures):
         """Keep what is finite: results under the handle, states for the next round."""
         at = np.flatnonzero(arrived)
         clients = [request.clients[i] for i in at]
-        whole = len(at) == len(arrived)
-        models = outcome.models if whole else taken(outcome.models, at, self.device)
-        self._results[request.handle] = SlabResults(clients, models)  # type: ignore[assignment]
+        self._results[request.handle] = SlabResults(clients, outcome.models, at)  # type: ignore[assignment]
         if not clients:
             return
         if request.remembers(self.setup.local.keep_optimizer):
-            slabs = outcome.slabs
-            if not whole:
-                slabs = {name: taken(slab, at, self.device) for name, slab in slabs.items()}
-            self.states.put_rows(f"optimizer/{request.slot}", clients, slabs, outcome.steps[at])
+            name = f"optimizer/{request.slot}"
+            self.states.put_rows(name, clients, outcome.slabs, outcome.steps[at], at)
         if request.keep is not None:
-            # Nobody writes to results, and states are copied when they are read: one tensor serves both.
-            self.states.put_rows(model_key(request.keep), clients, {"model": models})
-        for name in request.rule.keeps if request.rule is not None else ():
-            made = torch.cat([outcome.memory[name], outcome.models[:, self.model.spec.parameters :]], dim=1)
-            kept = made if whole else taken(made, at, self.device)
-            self.states.put_rows(model_key(request.prefix + name), clients, {"model": kept})
+            # Nobody writes to results, and states are copied when they are read: one table serves both.
+            self.states.put_rows(model_key(request.keep), clients, {"model": outcome.models}, rows=at)
+        for name, table in outcome.kept.items():
+            self.states.put_rows(model_key(request.prefix + name), clients, {"model": table}, rows=at)
 
     def derive(self, request: DeriveRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, ...]]:
         """What a reference means for each client, kept here, on the device, under `request.handle`."""
@@ -168,16 +175,20 @@ class StackedBlock(StackedMeasures):
             models = request.models.stack(clients, self._device_side(arrays))
             if not models.present(len(clients)).all():
                 raise ValueError("there is nothing to derive it from")
-            values = models.of(np.arange(len(clients)), self.device)
-            measured = self._measured(
-                torch.zeros(len(clients), dtype=torch.float64, device=self.device), values
-            )
-            arrived = np.flatnonzero(np.isfinite(measured[:, 1]))
-            kept = values if len(arrived) == len(clients) else taken(values, arrived, self.device)
+            table = self.parts.memory.empty(len(clients), self.model.spec.size)
+
+            def made(at: Positions) -> Tensor:
+                values = models.of(at, self.device)
+                table.write(int(at[0]), values)
+                return values.abs().amax(dim=1)
+
+            largest = torch.cat(self.pieces.run(len(clients), made)).cpu().numpy().astype(np.float64)
+            measured = np.stack([np.zeros(len(clients)), largest], axis=1)
+            arrived = np.flatnonzero(np.isfinite(largest))
             there = [clients[i] for i in arrived]
-            self._results[request.handle] = SlabResults(there, kept)  # type: ignore[assignment]
+            self._results[request.handle] = SlabResults(there, table, arrived)  # type: ignore[assignment]
             if request.keep is not None and there:
-                self.states.put_rows(model_key(request.keep), there, {"model": kept})
+                self.states.put_rows(model_key(request.keep), there, {"model": table}, rows=arrived)
             sent = np.zeros(len(clients))
             if self.outbox.alters and request.leaves:
                 sent = self._leave(request, [None] * len(clients), measured)
@@ -195,12 +206,12 @@ class StackedBlock(StackedMeasures):
 
     # --- models that stayed here --------------------------------------------------------------------------
 
-    def _held(self, handle: str, clients: Sequence[int]) -> tuple[Tensor, Positions] | None:
+    def _held(self, handle: str, clients: Sequence[int]) -> tuple[ClientRows, Positions] | None:
         """(models, row of each client, -1 without one) of a call; None if it went client by client."""
         made: Any = self._results.get(handle)
         if not isinstance(made, SlabResults) or handle in self.outbox.sent:
             return None
-        return made.values_on_device, np.array([made.row.get(client, -1) for client in clients], np.int64)
+        return made.table, np.array([made.row.get(client, -1) for client in clients], np.int64)
 
     def columns(
         self, handle: str, clients: list[int], columns: npt.NDArray[np.int64] | None
@@ -210,14 +221,19 @@ class StackedBlock(StackedMeasures):
         if held is None:
             return super().columns(handle, clients, columns)
         models, rows = held
-        chosen = models
-        if columns is not None:
-            chosen = chosen.index_select(1, torch.from_numpy(np.array(columns)).to(self.device))
-        table = np.zeros((len(clients), chosen.shape[1]), np.float32)
+        found = np.zeros((len(clients), models.width if columns is None else len(columns)), np.float32)
         there = np.flatnonzero(rows >= 0)
-        if len(there):
-            table[there] = taken(chosen, rows[there], self.device).cpu().numpy()
-        return table
+        with self._failing_together(clients, self.round, "reading models"):
+            chosen = None if columns is None else torch.from_numpy(np.array(columns)).to(self.device)
+
+            def read(at: Positions) -> None:
+                values = models.read(rows[there[at]])
+                found[there[at]] = (
+                    (values if chosen is None else values.index_select(1, chosen)).cpu().numpy()
+                )
+
+            self.pieces.run(len(there), read)
+        return found
 
     def distances(
         self, handle: str, clients: list[int], to: Encoded, *arrays: npt.NDArray[Any]
@@ -227,13 +243,17 @@ class StackedBlock(StackedMeasures):
         if held is None or not clients:
             return super().distances(handle, clients, to, *arrays)
         models, rows = held
-        other = to.stack(clients, self._device_side(arrays))
         found = np.full(len(clients), np.nan)
-        there = np.flatnonzero((rows >= 0) & other.present(len(clients)))
-        if len(there):
-            own = taken(models, rows[there], self.device).to(torch.float64)
-            away = own - other.of(there, self.device)
-            found[there] = row_sums(away.square()).sqrt().cpu().numpy()
+        with self._failing_together(clients, self.round, "computing distances"):
+            other = to.stack(clients, self._device_side(arrays))
+            there = np.flatnonzero((rows >= 0) & other.present(len(clients)))
+
+            def away(at: Positions) -> Tensor:
+                own = models.read(rows[there[at]]).to(torch.float64)
+                return row_sums((own - other.of(there[at], self.device)).square()).sqrt()
+
+            if len(there):
+                found[there] = torch.cat(self.pieces.run(len(there), away)).cpu().numpy()
         return [float(value) for value in found]
 
     def combine(
@@ -250,4 +270,6 @@ class StackedBlock(StackedMeasures):
             return super().combine(handle, clients, weights, exponents, columns)
         models, row_of = held
         there = np.flatnonzero(row_of >= 0)
-        return fixed_point_sums(models, row_of[there], weights[:, there], exponents, columns)
+        with self._failing_together(clients, self.round, "averaging models"):
+            chunks = Chunks(self.parts.memory, noted=False)
+            return fixed_point_sums(models, row_of[there], weights[:, there], exponents, columns, chunks)

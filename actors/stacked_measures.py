@@ -11,7 +11,6 @@ from torch import Tensor
 
 from actors.best import best_of_all
 from actors.client_states import State
-from actors.device_states import taken
 from actors.metrics import client_metrics
 from actors.requests import BestRequest, EvaluateRequest, MapRequest, ModelRequest
 from actors.stacked_base import StackedBase
@@ -52,7 +51,7 @@ class StackedMeasures(StackedBase):
         self._check_loss()
         y = self.parts.model.samples.targets(places.rows)
         columns = []
-        for k in range(len(models.values)):
+        for k in range(len(models.shared)):
             outputs = self.outputs.of_one(models, k, places)
             columns.append(self.parts.model.losses(outputs if under is None else outputs + under, y))
         return torch.stack(columns, dim=1)
@@ -87,11 +86,10 @@ class StackedMeasures(StackedBase):
                 seeds=[0] * len(clients),
                 tables={} if under is None else {"frozen": under},
             )
-            gradient, objective = self.parts.training.gradients(work)
-            measured = self._measured(objective, gradient)
+            gradient, measured = self.parts.training.gradients(work)
             arrived = np.flatnonzero(np.isfinite(measured).all(axis=1))
-            kept = gradient if len(arrived) == len(clients) else taken(gradient, arrived, self.device)
-            self._results[request.handle] = SlabResults([clients[i] for i in arrived], kept)  # type: ignore[assignment]
+            there = [clients[i] for i in arrived]
+            self._results[request.handle] = SlabResults(there, gradient, arrived)  # type: ignore[assignment]
             sent = np.zeros(len(clients))
             if self.outbox.alters and request.leaves:
                 sent = self._leave(request, [None] * len(clients), measured)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from actors.device_states import Positions
 from actors.requests import ClientSamples
 from actors.stacking import Stacked
 from archipelago.core.errors import UserError
 from lightning_modules.engines.stacked.batched import BatchedModel
 from lightning_modules.engines.stacked.chunks import Chunks
+from lightning_modules.engines.stacked.device_memory import DeviceMemory, Positions, is_out_of_memory
 
 KEPT = 256e6  # bytes of outputs that are kept for the rest of a round
 WASTE = 2.0  # padded samples per real one at most, where every client has a model of its own
@@ -91,9 +91,9 @@ class PlacesOf:
 class StackedOutputs:
     """Outputs (or features) of references on places; those of known models are kept while the round lasts."""
 
-    def __init__(self, model: BatchedModel, *, features: bool = False) -> None:
+    def __init__(self, model: BatchedModel, memory: DeviceMemory, *, features: bool = False) -> None:
         self.model, self._features = model, features
-        self.chunks = Chunks()
+        self._memory, self.chunks = memory, Chunks(memory)
         self._kept: dict[Hashable, Tensor] = {}
         self._bytes = 0
 
@@ -112,12 +112,12 @@ class StackedOutputs:
 
     def of_each(self, models: Stacked, places: Places) -> list[Tensor]:
         """(places, outputs) of each of K models that all clients share."""
-        return [self.of_one(models, k, places) for k in range(len(models.values))]
+        return [self.of_one(models, k, places) for k in range(len(models.shared))]
 
     def of_one(self, models: Stacked, k: int, places: Places) -> Tensor:
         """(places, outputs) of model k of K, on everybody's samples."""
         return self.of(
-            Stacked(models.values[k], None, None if models.key is None else (models.key, k)), places
+            Stacked(models.shared[k], None, None if models.key is None else (models.key, k)), places
         )
 
     def _keep(self, key: Hashable, outputs: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class StackedOutputs:
 
     def _compute(self, what: Stacked, places: Places) -> Tensor:
         if what.rows is None:
-            return self._pass(what.values, places.rows)
+            return self._pass(what.shared, places.rows)
         everyone = np.arange(len(places.clients))
         used = np.unique(what.rows[what.rows >= 0])
         known = [self._known(what, int(row), places) for row in used]
@@ -171,7 +171,7 @@ class StackedOutputs:
         rows = places.rows_at(listed, order)
         ends = np.cumsum([len(group) for group in groups])
         parts = [
-            self._pass(what.values[int(row)], rows[end - len(group) : end])
+            self._pass(what.one(int(row), device), rows[end - len(group) : end])
             for row, group, end in zip(used, groups, ends, strict=True)
             if len(group)
         ]
@@ -196,7 +196,7 @@ class StackedOutputs:
     def _nothing(self, what: Stacked, places: Places) -> Tensor:
         """Zeros for everybody: nobody has a model, or whoever has one has no samples."""
         any_row = torch.zeros(1, dtype=torch.int32).to(places.rows.device)
-        shape = self._pass(what.values[0], any_row).shape[1:]
+        shape = self._pass(what.one(0, self.model.device), any_row).shape[1:]
         return torch.zeros(len(places), *shape, device=self.model.device)
 
     def _padded(
@@ -212,29 +212,42 @@ class StackedOutputs:
         sent = torch.from_numpy(np.concatenate([at.reshape(-1), np.flatnonzero(real), at[real]])).to(device)
         padded, kept, where = sent.split([at.size, int(real.sum()), int(real.sum())])
         rows = places.rows_at(at.reshape(-1), padded).reshape(at.shape)
-        outputs = self.model.forward_many(what.of(group, device), rows, self._features)
+        outputs = self._fitting(lambda: self.model.forward_many(what.of(group, device), rows, self._features))
         return outputs.flatten(0, 1).index_select(0, kept), where
 
     def _pass(self, model: Tensor, rows: Tensor) -> Tensor:
-        """One model on many samples; half as many at a time whenever memory runs out."""
+        """One model on many samples."""
+        return self._fitting(lambda: self.model.forward_one(model, rows, self._features))
+
+    def _fitting(self, forward: Callable[[], Tensor]) -> Tensor:
+        """A forward pass; half as many samples at a time whenever memory runs out."""
         while True:
             try:
-                return self.model.forward_one(model, rows, self._features)
-            except torch.OutOfMemoryError:
-                if self.model.rows_of_a_pass == 1:
+                return forward()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
                     raise
-                if self.model.exact:
-                    raise UserError(
-                        f"Expected {self.model.rows_of_a_pass} samples in a forward pass to fit the device under "
-                        "determinism=exact, and they do not: set evaluation.batch lower, the same for all runs that "
-                        "are compared, or determinism=seeded."
-                    ) from None
+                if not self._kept and not self._memory.can_spill:
+                    self._refuse()
+                    if self.model.rows_of_a_pass == 1:
+                        raise
+            if self._kept:
+                self.forget()  # they can be computed again
+            elif not self._memory.spill():
                 self.model.rows_of_a_pass = (self.model.rows_of_a_pass + 1) // 2
                 self.chunks.notes.append(
                     "Out of device memory in a forward pass: continuing with "
                     f"{self.model.rows_of_a_pass} samples at a time."
                 )
             torch.cuda.empty_cache()
+
+    def _refuse(self) -> None:
+        if self.model.exact:
+            raise UserError(
+                f"Expected {self.model.rows_of_a_pass} samples in a forward pass to fit the device under "
+                "determinism=exact, and they do not: set evaluation.batch lower, the same for all runs that "
+                "are compared, or determinism=seeded."
+            ) from None
 
 
 def _alike(positions: Positions, sizes: Positions) -> list[Positions]:

@@ -63,8 +63,8 @@ def _outputs_where(
     if used.mean() > 0.5:
         return outputs_of.of(models, places)
     rows = np.zeros(len(used), np.int64) if models.rows is None else models.rows
-    values = models.values[None] if models.rows is None else models.values
-    return outputs_of.of(Stacked(values, np.where(used, rows, -1)), places)
+    source = models.shared[None] if models.rows is None else models.source
+    return outputs_of.of(Stacked(source, np.where(used, rows, -1)), places)
 
 
 def _as_combined(outputs: Tensor, combine: str, classes: int | None) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from actors.stacked_outputs import Places, StackedOutputs
 from actors.stacking import DeviceSide, Stacked
 from actors.wire import Encoded
 from archipelago.strategies.penalties import Penalty, features_of
+from lightning_modules.engines.stacked.batched import Anchors
+from lightning_modules.engines.stacked.device_memory import Positions
 
 
 class StackedTables:
@@ -37,10 +39,9 @@ class StackedTables:
             for name, encoded in penalty.outputs.items():
                 models = encoded.stack(clients, side)  # type: ignore[union-attr]  # references travel encoded
                 _require(models, clients, name)
-                shared = models.rows is None and models.values.dim() == 2
                 tables[f"{number}.{name}"] = (
                     torch.stack(self._outputs.of_each(models, places), dim=1)
-                    if shared
+                    if models.is_several
                     else self._outputs.of(models, places)
                 )
             for name, encoded in features_of(penalty).items():
@@ -75,23 +76,37 @@ class StackedTables:
         for penalty in request.penalties:
             for encoded in penalty.outputs.values():  # type: ignore[assignment]
                 models = encoded.stack(clients, side)
-                count += len(models.values) if models.rows is None and models.values.dim() == 2 else 1
+                count += len(models.shared) if models.is_several else 1
             count += len(features_of(penalty))
         return count
 
     def anchors(
-        self, penalty: Penalty, clients: list[int], side: DeviceSide
-    ) -> dict[str, tuple[Tensor, bool]]:
-        """What a penalty holds constant. Models come without their buffers, which no penalty covers."""
-        found: dict[str, tuple[Tensor, bool]] = {}
-        for name, encoded in penalty.anchors.items():
-            models = encoded.stack(clients, side)  # type: ignore[union-attr]
-            _require(models, clients, name)
-            shared = models.rows is None
-            value = models.values if shared else models.of(np.arange(len(clients)), self._device)
-            is_model = encoded.is_model  # type: ignore[union-attr]
-            found[name] = (value[..., : self._parameters] if is_model else value, shared)
-        return found
+        self, penalties: Sequence[Penalty], clients: list[int], side: DeviceSide
+    ) -> Callable[[Positions], Anchors]:
+        """What penalties hold constant, of clients at some positions.
+
+        Models come without their buffers, which no penalty covers.
+        """
+        known: list[dict[str, tuple[Stacked, bool]]] = []
+        for penalty in penalties:
+            known.append({})
+            for name, encoded in penalty.anchors.items():
+                models = encoded.stack(clients, side)  # type: ignore[union-attr]
+                _require(models, clients, name)
+                known[-1][name] = (models, encoded.is_model)  # type: ignore[union-attr]
+
+        def at_positions(at: Positions) -> Anchors:
+            return [
+                {name: self._anchor(models, at, is_model) for name, (models, is_model) in each.items()}
+                for each in known
+            ]
+
+        return at_positions
+
+    def _anchor(self, models: Stacked, at: Positions, is_model: bool) -> tuple[Tensor, bool]:
+        shared = models.rows is None
+        value = models.shared if shared else models.of(at, self._device)
+        return (value[..., : self._parameters] if is_model else value, shared)
 
 
 def _require(models: Stacked, clients: Sequence[int], what: str) -> None:

@@ -136,6 +136,16 @@ def _data_sets() -> Rows:
     return [*here, ("not here", f"{', '.join(absent)} (data.root={settings.root}; `data list` says more)")]
 
 
+def show_plan(config: ExperimentSettings) -> None:
+    """What one run would use, on the cluster that it would join."""
+    address = config.fleet.address
+    ray = RayProbe({**os.environ, **({"RAY_ADDRESS": address} if address else {})})
+    try:
+        print_table("What this run would use", _plan(ray, config))
+    finally:
+        ray.close()
+
+
 def _plan(ray: RayProbe, config: ExperimentSettings) -> Rows:
     """The answers that a run would find for itself."""
     from archipelago.experiments.config import check
@@ -158,7 +168,7 @@ def _plan(ray: RayProbe, config: ExperimentSettings) -> Rows:
 
 def _placement(ray: RayProbe, config: ExperimentSettings) -> Rows:
     """Actors, devices, and what they promise."""
-    from actors.devices import effective_tier, machine_gpus, torch_has_cuda
+    from actors.devices import device_names, effective_tier, machine_gpus, torch_has_cuda
     from actors.placement import actor_count, bundle_of, gpus_of, idle_gpus, resolved
     from lightning_modules.engines import engine_entry
 
@@ -172,7 +182,9 @@ def _placement(ray: RayProbe, config: ExperimentSettings) -> Rows:
     kind = "cuda" if gpus else "cpu"
     entry = engine_entry(config.local.engine, kind)
     used = -(-actors // int(1 / gpus + 1e-9)) if gpus else 0
-    devices = count(used, "GPU") + (", one per actor" if gpus == 1 else f", {gpus:g} per actor")
+    known = device_names(nodes)
+    devices = count(used, "GPU") + (f" ({known})" if known else "")
+    devices += ", one per actor" if gpus == 1 else f", {gpus:g} per actor"
     rows: Rows = [
         ("actors", f"{count(actors, 'client actor')} of {share} each, for {count(config.clients, 'client')}"),
         ("devices", devices if gpus else "CPUs"),

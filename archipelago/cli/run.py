@@ -15,7 +15,6 @@ from archipelago.cli.request import Request
 from archipelago.cli.results import show_results, show_sweep
 from archipelago.cli.stopping import resumable
 from archipelago.cli.words import Config, Settings, Small, one_config, refuse_small_alone, settings_of
-from archipelago.core.errors import UserError
 from archipelago.core.packaged import TUNE_CONFIGS, first_comment
 
 if TYPE_CHECKING:
@@ -43,11 +42,12 @@ class Run(Request):
         if sweep is not None:
             self._run_sweep(sweep)
             return
-        if self.dry:
-            raise UserError(
-                "Expected a sweep beside --dry-run, got one experiment: leave it out, or add sweep.seeds=3."
-            )
         config = load_config(self.file, self.overrides, small=self.small)
+        if self.dry:
+            from archipelago.cli.doctor import show_plan
+
+            show_plan(config)
+            return
         from archipelago.experiments.plan import run_address
         from archipelago.experiments.runner import run_experiment
         from archipelago.runs.storage import writable
@@ -99,7 +99,7 @@ def run(
     config: Config = None,
     small: Small = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Of a sweep: say what it would run, and run nothing.")
+        bool, typer.Option("--dry-run", help="Say what would be run, on which devices, and run nothing.")
     ] = False,
 ) -> Run:
     """Run one experiment to its end and show its table; or a sweep, if a file or a setting has a section `sweep`.

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live line on a terminal, plain lines in a log."""
+"""What a run shows while it runs: a live line on a terminal or in a notebook, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from archipelago.core.notebooks import CellOutput, in_notebook
 from archipelago.core.vocabulary import registered
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Progress:
         self._shown: dict[str, Any] = {}  # the last known value of every column: not every round evaluates
         self._durations: deque[float] = deque(maxlen=_RECENT)
         self._live: RichProgress | None = None
+        self._cell: CellOutput | None = None  # of a notebook, which shows what `_live` has
         self._started = self._last_update = self._last_line = clock()
         self._last_line_round = self._last_round = first_round
         self._lines = 0
@@ -60,10 +62,13 @@ class Progress:
         self._started = self._last_update = self._last_line = self._clock()
         if self._quiet:
             return self
-        if is_terminal(self._stream):
+        if in_notebook(self._stream):
+            self._cell = CellOutput()
+        if self._cell is not None or is_terminal(self._stream):
             self._live = _live_display(self._stream)
             self._live.add_task("", total=self.rounds, completed=self.first_round, figures="", left="")
-            self._live.start()
+            if self._cell is None:
+                self._live.start()
             self.note(self.title)
         elif self.title:
             resumed = f", from round {self.first_round + 1}" if self.first_round else ""
@@ -73,9 +78,11 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
+        if self._live is not None and self._cell is not None:
+            self._cell.show(self._live.get_renderable(), last=True)
+        elif self._live is not None:
             self._live.stop()
-            self._live = None
+        self._live = None
 
     def update(self, report: RoundReport) -> None:
         """Show a finished round, and its events."""
@@ -96,6 +103,8 @@ class Progress:
             task = self._live.tasks[0].id
             left = self.time_left(report.round)
             self._live.update(task, completed=report.round, figures=self._figures("  "), left=left)
+            if self._cell is not None:
+                self._cell.show(self._live.get_renderable())
         elif self._is_due(report.round, now):
             self._last_line, self._last_line_round = now, report.round
             self._lines += 1
@@ -107,7 +116,7 @@ class Progress:
         if self._quiet:
             return
         text = "".join(c if c.isprintable() else " " for c in text)
-        if self._live is not None:
+        if self._live is not None and self._cell is None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
             self._print(text)

@@ -64,10 +64,16 @@ class TableDigest:
 
 def check_table(path: Path) -> None:
     """A `UserError` if a Parquet file cannot be read, or holds other values than were written."""
+    check_regular(path)
+    if (fault := fault_of_table(path)) is not None:
+        raise damaged(path, fault)
+
+
+def fault_of_table(path: Path) -> str | None:
+    """Why a Parquet file cannot be used, in words; None if it can."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    check_regular(path)
     try:
         with pq.ParquetFile(path, memory_map=False) as file:
             stated = (file.metadata.metadata or {}).get(_KEY)
@@ -77,13 +83,11 @@ def check_table(path: Path) -> None:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise damaged(path, " ".join(str(error).split()).rstrip(".")) from error
-    if (
-        stated is not None
-        and digest._columns
-        and stated.decode(errors="replace") not in digest.metadata().values()
-    ):
-        raise damaged(path, "its values are not those that were written")
+        return " ".join(str(error).split()).rstrip(".")
+    known = stated is not None and digest._columns
+    if known and stated.decode(errors="replace") not in digest.metadata().values():
+        return "its values are not those that were written"
+    return None
 
 
 def check_header(path: Path) -> None:
@@ -103,7 +107,7 @@ def check_header(path: Path) -> None:
 
 
 def damaged(path: Path, why: str) -> UserError:
-    """The sentence about a file of a run that cannot be used."""
-    return UserError(
-        f"{path} is damaged ({why}); restore it or start the run again.", code="damaged", file=path
-    )
+    """The sentence about a file of a run that cannot be used, and what can be saved."""
+    from archipelago.runs.salvage import what_can_be_saved
+
+    return UserError(f"{path} is damaged ({why}); {what_can_be_saved(path)}.", code="damaged", file=path)

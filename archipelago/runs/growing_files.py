@@ -115,10 +115,8 @@ class CsvFile(_LinesFile):
         """The complete rows, header first."""
         for number, row in enumerate(csv.reader(io.StringIO(complete_lines(self.path)))):
             if self.columns and len(row) != len(self.columns):
-                raise UserError(
-                    f"{self.path} is damaged: line {number + 1} has {len(row)} fields, its header "
-                    f"{len(self.columns)}; restore the file or start the run again under another name."
-                )
+                why = f"line {number + 1} has {len(row)} fields, its header {len(self.columns)}"
+                raise damaged(self.path, why)
             yield row
 
 

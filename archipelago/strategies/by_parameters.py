@@ -19,10 +19,22 @@ from archipelago.strategies.clustering import (
 )
 from archipelago.strategies.descriptors import PARTS, UPDATES, check_features, described, updates
 from archipelago.strategies.distances import Features, pairwise
+from archipelago.strategies.expectations import Known
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.references import Indices, Models
 
 NEVER = 0  # no round
+FEW = "models that took few steps are near each other, whatever their group"
+# Where K-means on models does not find the groups; which of these a method shares, it says.
+STALE = (
+    Known("groups", "participation", "newest known points are of different rounds, and clusters that part early by "
+          "that go their own ways", limit=-0.06),
+    Known("oscillation", "participation", "as long as points are of different rounds, clients go back and forth", 0.5),
+    Known("accuracy", "participation", "a cluster that is not a group's has fewer clients to learn from", limit=0.05),
+)  # fmt: skip
+STRAGGLERS = Known("groups", "stragglers", FEW, limit=0.1)
+SIZES = Known("groups", "sizes", FEW, limit=-0.05)
+ODD = Known("groups", "one_class", "the client of one class is a cluster of its own", limit=-0.05)
 
 
 class ByParameters(ClusteredModels):

@@ -44,7 +44,7 @@ import numpy as np
 
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS, SingleModel
-from archipelago.strategies.expectations import Cost, Expectations
+from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.parameters import Vector
 from archipelago.strategies.penalties import Proximal
@@ -64,7 +64,29 @@ class DittoOptions:
 class Ditto(SingleModel):
     """w by FedAvg; v_k on F_k(v) + (lambda / 2) ||v - w||^2."""
 
-    expects = Expectations(cost=Cost(down=2, up=1, trainings=2))
+    expects = Expectations(
+        cost=Cost(down=2, up=1, trainings=2),
+        known=(
+            Known(
+                "oscillation", "stragglers", "a personal model takes steps of different number", limit=0.06
+            ),
+            Known(
+                "accuracy", ALL, "a personal model learns from the samples of one client alone", limit=0.06
+            ),
+            Known(
+                "accuracy",
+                "sizes",
+                "a client with few samples has a personal model of few samples",
+                limit=0.1,
+            ),
+            Known(
+                "oscillation",
+                "sizes",
+                "a client with few samples has a personal model of few samples",
+                limit=0.1,
+            ),
+        ),
+    )
 
     Options = DittoOptions
     private = True

@@ -114,13 +114,15 @@ class Known:
     """A shortfall with its reason: in which check, where, why, and how far it may go.
 
     `limit` is of the check's own number: how far below FedAvg (`accuracy`), the adjusted Rand index or homogeneity
-    (`groups`), how far accuracy falls back (`oscillation`, `progress`). None: any.
+    (`groups`), the clusters of clients that are alike (`splits`), how far accuracy falls back or which share of clients
+    moves or of results is not finite (`oscillation`, `progress`), the loss that a dead model of a sum changes
+    (`parts`), models or trainings (`cost`).
     """
 
     check: str
     situations: str | tuple[str, ...]
     why: str
-    limit: float | None = None
+    limit: float
 
     def __post_init__(self) -> None:
         named = (self.situations,) if isinstance(self.situations, str) else self.situations
@@ -137,6 +139,13 @@ class Known:
         """Whether it is about this check in this situation."""
         named = (self.situations,) if isinstance(self.situations, str) else self.situations
         return check == self.check and (ALL in named or situation in named)
+
+
+# What no method is held to: a rate at which FedAvg stays at chance is not one to train with.
+EVERYBODY = tuple(
+    Known(check, "fast", "at ten times the learning rate FedAvg itself learns nothing", limit)
+    for check, limit in (("groups", -0.1), ("oscillation", 0.45), ("progress", 0.7))
+)
 
 
 @dataclass(frozen=True)
@@ -156,11 +165,8 @@ class Expectations:
     def excuse(self, check: str, situation: str) -> Known | None:
         """What is known of a check in a situation: the widest limit of those declared."""
         found = [known for known in self.known if known.covers(check, situation)]
-        widest = [known for known in found if known.limit is None]
-        if widest or not found:
-            return widest[0] if widest else None
         towards = min if check == "groups" else max
-        return towards(found, key=lambda known: known.limit or 0.0)
+        return towards(found, key=lambda known: known.limit, default=None)
 
 
 def of_kind(method: type[Strategy]) -> Expectations:
@@ -171,6 +177,7 @@ def of_kind(method: type[Strategy]) -> Expectations:
         declared,
         ari=(0.8 if finds else 0.0) if declared.ari is None else declared.ari,
         splits_iid=not method.grows if declared.splits_iid is None else declared.splits_iid,
+        known=(*declared.known, *EVERYBODY),
     )
 
 
@@ -180,5 +187,19 @@ def expected(base: type[Strategy], addons: Sequence[type[Addon[Any]]] = ()) -> E
     for addon in addons:
         more: Expectations = addon.expects
         cost = None if found.cost is None or more.cost is None else found.cost + more.cost
-        found = replace(found, cost=cost, known=(*found.known, *more.known))
+        dearer = max((more.cost or Cost()).at(1).values())
+        known = [
+            replace(each, limit=each.limit + dearer) if each.check == "cost" else each for each in found.known
+        ]
+        found = replace(found, cost=cost, known=(*known, *more.known, *_sums(found, more)))
     return found
+
+
+def _sums(base: Expectations, addon: Expectations) -> list[Known]:
+    """Where both a base and an add-on are known to cost accuracy, they cost what both do."""
+    pairs = [(each, base.excuse("accuracy", each), addon.excuse("accuracy", each)) for each in SITUATIONS]
+    return [
+        Known("accuracy", each, f"{one.why}; {other.why}", one.limit + other.limit)
+        for each, one, other in pairs
+        if one is not None and other is not None
+    ]

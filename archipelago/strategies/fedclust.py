@@ -14,6 +14,10 @@ What is clustered
     paper   the weights of the final layer
     here    as the paper, without biases
     option  fedclust.features=head|parameters
+What it tells apart
+    paper   clients with other labels
+    here    the same: final layers of clients with the same classes look alike after one training, though their inputs
+            are rotated
 Where the hierarchy is cut
     paper   at a distance lambda, tuned for each data set
     here    at `clusters` clusters; at a distance where one is given, and then at no more than `clusters`
@@ -43,7 +47,7 @@ from archipelago.strategies.base import METHODS, UNASSIGNED
 from archipelago.strategies.clustering_rules import AgglomerativeOptions
 from archipelago.strategies.descriptors import PARTS
 from archipelago.strategies.distances import DISTANCES
-from archipelago.strategies.expectations import Cost, Expectations, Known
+from archipelago.strategies.expectations import SITUATIONS, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.one_shot import OneShot
 from archipelago.strategies.references import Indices
@@ -74,7 +78,15 @@ class FedClust(OneShot):
 
     expects = Expectations(
         cost=Cost(down=1, up=1, trainings=1),
-        known=(Known("cost", "participation", "all clients are asked in the first round", limit=6.0),),
+        known=(
+            Known("cost", "participation", "all clients are asked in the first round", limit=6.0),
+            Known(
+                "groups",
+                tuple(name for name in SITUATIONS if name != "dirichlet"),
+                "final layers after one training tell classes apart, not rotations",
+                limit=-0.06,
+            ),
+        ),
     )
 
     Options = FedClustOptions

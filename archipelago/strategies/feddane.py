@@ -43,6 +43,7 @@ import numpy as np
 
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS, SingleModel
+from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.parameters import Vector
 from archipelago.strategies.penalties import Linear, Penalty, Proximal
@@ -62,6 +63,18 @@ class FedDANEOptions:
 )
 class FedDANE(SingleModel):
     """FedProx plus the linear term <g_t - grad F_k(w^{t-1}), w - w^{t-1}>."""
+
+    expects = Expectations(
+        cost=Cost(down=2, up=2, trainings=1.4),
+        known=(
+            Known("accuracy", ALL, "a correction by full gradients does not fit a local model that has moved on: the "
+                  "authors report poor results on heterogeneous clients", limit=0.17),
+            Known("accuracy", "one_class", "the client of one class pulls against all others", limit=0.36),
+            Known("oscillation", ALL, "the correction is as long however far the local model has moved", limit=0.3),
+            Known("progress", ("one_class", "dirichlet"), "the correction is as long however far the local model is",
+                  limit=0.2),
+        ),
+    )  # fmt: skip
 
     Options = FedDANEOptions
 

@@ -37,6 +37,7 @@ import numpy.typing as npt
 
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS, SingleModel
+from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.parameters import moved
 
@@ -52,6 +53,25 @@ class ReptileOptions:
 
 class ReptileStep(SingleModel):
     """w + epsilon (mean of w_i - w)."""
+
+    expects = Expectations(
+        cost=Cost(down=1, up=1, trainings=1),
+        known=(
+            Known(
+                "progress",
+                "sizes",
+                "the server goes a part of the way, for clients of any size",
+                0.01,
+            ),
+            Known("accuracy", ALL, "the server goes a part of the way", limit=0.06),
+            Known(
+                "accuracy",
+                "slow",
+                "the server goes a part of the way, and momentum is for all of it",
+                limit=0.27,
+            ),
+        ),
+    )
 
     Options = ReptileOptions
 

@@ -105,7 +105,8 @@ class FedDrift(ClusteredModels):
     """FedAvg in clusters, which clients leave when their concept drifts."""
 
     expects = Expectations(
-        ari=0.0,  # clusters come of drifts: there are none in data that stays as it is
+        # Clusters come of drifts, and no situation has one: tests/strategies/test_feddrift.py has.
+        ari=0.0,
         cost=Cost(down=1 + K, up=1, trainings=1),
         known=(Known("accuracy", ALL, "FedAvg until the loss of a client jumps", limit=0.1),),
     )

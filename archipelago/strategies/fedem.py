@@ -61,7 +61,7 @@ import numpy.typing as npt
 from archipelago.core.settings import setting
 from archipelago.strategies.adoption import sample_entropies
 from archipelago.strategies.base import METHODS
-from archipelago.strategies.expectations import Cost, Expectations, K
+from archipelago.strategies.expectations import ALL, Cost, Expectations, K, Known
 from archipelago.strategies.interface import ClientView, FleetView, Handle
 from archipelago.strategies.mixtures import MixtureModels, Weights
 from archipelago.strategies.parameters import Matrix
@@ -83,7 +83,29 @@ class FedEMOptions:
 class FedEM(MixtureModels):
     """E-step, weighted local training of all components, mean of each."""
 
-    expects = Expectations(cost=Cost(down=K, up=K, trainings=K))
+    expects = Expectations(
+        cost=Cost(down=K, up=K, trainings=K),
+        known=(
+            Known(
+                "accuracy",
+                "slow",
+                "a component's steps are as short as its responsibilities are small",
+                limit=0.33,
+            ),
+            Known(
+                "accuracy",
+                "twice_clusters",
+                "a component's steps are as short as its responsibilities are small",
+                limit=0.06,
+            ),
+            Known(
+                "groups",
+                ALL,
+                "nothing in the likelihood asks that a client has one component: two may share a group's samples",
+                limit=-0.06,
+            ),
+        ),
+    )
 
     Options = FedEMOptions
     mixes = True

@@ -70,7 +70,7 @@ from archipelago.strategies.base import METHODS, UNASSIGNED, ClusteredModels, Co
 from archipelago.strategies.clustering import ClusteringTask, check_rule, clustered
 from archipelago.strategies.clustering_rules import AgglomerativeOptions
 from archipelago.strategies.distances import Points, between, pairwise
-from archipelago.strategies.expectations import Cost, Expectations
+from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import ClientView, FleetView, Handle
 from archipelago.strategies.references import Indices, Models
 
@@ -104,6 +104,21 @@ class FedGroup(ClusteredModels):
     # The dearest round is a client's first: a pre-training and a training.
     expects = Expectations(
         cost=Cost(down=2, up=2, trainings=2),
+        known=(
+            Known(
+                "groups",
+                ("one_class", "sizes"),
+                "one client unlike all others, or of few samples, leads a group",
+                limit=-0.1,
+            ),
+            Known("cost", "participation", "all clients are asked in the first round", limit=6.1),
+            Known(
+                "cost",
+                "stragglers",
+                "a training to compare clients by is whole, also at a straggler",
+                limit=2.4,
+            ),
+        ),
     )
 
     Options = FedGroupOptions

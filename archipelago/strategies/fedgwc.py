@@ -110,7 +110,7 @@ class FedGWC(ClusteredModels):
         ari=0.0,  # groups whose losses are equally high are one to it
         cost=Cost(down=1, up=1, trainings=1),
         known=(
-            Known("splits", ALL, "a Davies-Bouldin score below 1 is found in noise, too"),
+            Known("splits", ALL, "a Davies-Bouldin score below 1 is found in noise, too", limit=4),
             Known("accuracy", ALL, "clusters are by how high losses are, whatever the groups", limit=0.15),
         ),
     )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS, SingleModel
-from archipelago.strategies.expectations import Cost, Expectations
+from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.penalties import Proximal
 
@@ -40,7 +40,17 @@ class FedProxOptions:
 class FedProx(SingleModel):
     """FedAvg on l_i + (mu / 2) ||theta - Theta_g||^2."""
 
-    expects = Expectations(cost=Cost(down=1, up=1, trainings=1))
+    expects = Expectations(
+        cost=Cost(down=1, up=1, trainings=1),
+        known=(
+            Known(
+                "accuracy", ALL, "a pull of 0.95 towards the start shortens every client's way", limit=0.09
+            ),
+            Known(
+                "accuracy", "slow", "a pull of 0.95 towards the start shortens every client's way", limit=0.11
+            ),
+        ),
+    )
 
     Options = FedProxOptions
     proximal = True

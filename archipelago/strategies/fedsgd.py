@@ -49,7 +49,15 @@ class FedSGD(SingleModel):
     expects = Expectations(
         cost=Cost(down=1, up=1, trainings=1),
         known=(
-            Known("accuracy", ALL, "one step of the server a round, where others take ten at every client"),
+            Known(
+                "progress", "one_class", "one step of the server a round hardly begins to learn", limit=0.01
+            ),
+            Known(
+                "accuracy",
+                ALL,
+                "one step of the server a round, where others take ten at every client",
+                limit=0.89,
+            ),
         ),
     )
 

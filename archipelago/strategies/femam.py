@@ -20,7 +20,7 @@ Chen, Zhou, Long, Ma, Jiang, Zhang, "Multi-Level Additive Modeling for Structure
 Readings
 
 Source
-    paper   abstract, statement of the convergence theorem, captions of figures were at hand; not the sections between
+    paper   its abstract, a theorem and the captions of its figures were at hand, not the sections between
     here    where these are silent, the released code
 Sum or mean of the logits
     paper   f_i is the sum ("sums up the outputs of models assigned to it across all levels")
@@ -182,11 +182,29 @@ class FeMAM(LevelledModels):
         length=3,
         cost=Cost(down=3, up=1, trainings=1),
         known=(
-            Known("parts", ALL, "a level that most clients drop is left to the few whom it helps, a little"),
+            Known(
+                "parts",
+                ALL,
+                "a level that most clients drop is left to the few whom it helps a little",
+                limit=1e-3,
+            ),
             Known(
                 "groups",
                 "participation",
                 "clients that trained a new level once or twice are hard to tell apart",
+                limit=-0.06,
+            ),
+            Known(
+                "groups",
+                "slow",
+                "a level has a share of the rounds, too few at a tenth of the rate",
+                limit=-0.06,
+            ),
+            Known(
+                "accuracy",
+                "slow",
+                "a level has a share of the rounds, too few at a tenth of the rate",
+                limit=0.08,
             ),
         ),
     )

@@ -31,10 +31,15 @@ Centres of K-means
     code    its own: warm; FedBase: new starts every round
     here    the best of 20 K-means++ starts, every round
     option  fesem.warm, fesem.starts, fesem.clustering, fesem.distance
+Clients unlike all others, of few samples or few steps
+    here    K-means spends a cluster on one client of one class, or on those whose models have hardly moved
+    option  method=wecfl (weighs by size), method=robust
 Absent clients
     paper   all take part
     code    their last point
-    here    K-means sees the newest known point of every client; those never seen join the cluster of least loss
+    here    K-means sees the newest known point of every client, which is of another round than others': clusters may
+            part by that at first, and stay apart; those never seen join the cluster of least loss
+    option  fesem.features=updates: a point does not age as fast
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ from dataclasses import dataclass
 
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS
-from archipelago.strategies.by_parameters import ByParameters
+from archipelago.strategies.by_parameters import ODD, SIZES, STALE, STRAGGLERS, ByParameters
 from archipelago.strategies.distances import DISTANCES
 from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
@@ -74,7 +79,13 @@ class FeSEM(ByParameters):
 
     expects = Expectations(
         cost=Cost(down=1, up=1, trainings=1),
-        known=(Known("cost", "participation", "a client never seen compares all models, once", limit=3.0),),
+        known=(
+            Known("cost", "participation", "a client never seen compares all models, once", limit=3.0),
+            *STALE,
+            STRAGGLERS,
+            SIZES,
+            ODD,
+        ),
     )
 
     Options = FeSEMOptions

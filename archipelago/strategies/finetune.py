@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from archipelago.core.settings import setting
 from archipelago.strategies.addon import ADDONS, Addon
 from archipelago.strategies.base import Context, Strategy
-from archipelago.strategies.expectations import Cost, Expectations
+from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.references import Prediction
 from archipelago.strategies.tuning import tuned, why_not_tuned
@@ -58,7 +58,19 @@ class FinetuneOptions:
 class Finetune(Addon[Strategy]):
     """Local training on top of what the base predicts with."""
 
-    expects = Expectations(cost=Cost())
+    expects = Expectations(
+        cost=Cost(),
+        known=(
+            Known(
+                "accuracy",
+                ALL,
+                "a model tuned on the samples of one client forgets what others had",
+                limit=0.08,
+            ),
+            Known("oscillation", ALL, "only the last evaluations are of tuned models", limit=0.09),
+            Known("progress", ALL, "only the last evaluations are of tuned models", limit=0.06),
+        ),
+    )
 
     Options = FinetuneOptions
     late = True

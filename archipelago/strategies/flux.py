@@ -58,7 +58,7 @@ from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS, UNASSIGNED
 from archipelago.strategies.clustering_rules import DBSCANOptions
 from archipelago.strategies.distances import DISTANCES, Points, between
-from archipelago.strategies.expectations import Cost, Expectations
+from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import ClientView, FleetView
 from archipelago.strategies.one_shot import OneShot
 from archipelago.strategies.parameters import Vector
@@ -86,7 +86,19 @@ class FLUX(OneShot):
     """FedAvg, one clustering of descriptors, FedAvg in every cluster."""
 
     # Digits: a descriptor of 352 numbers beside a model of some thousand, once.
-    expects = Expectations(cost=Cost(down=1, up=1.3, trainings=1))
+    # The round that clusters sends the model that describes clients, and then the one that they train.
+    expects = Expectations(
+        cost=Cost(down=2, up=1.3, trainings=1),
+        known=(
+            Known(
+                "groups",
+                ("one_class", "sizes"),
+                "a client unlike all others widens the neighbourhood",
+                limit=-0.05,
+            ),
+            Known("cost", "participation", "all clients are described in the round that clusters", limit=7.0),
+        ),
+    )
 
     Options = FLUXOptions
     grows = True

@@ -39,7 +39,7 @@ from archipelago.core.randomness import generator
 from archipelago.core.settings import setting
 from archipelago.strategies.aggregation import refuse_reordering
 from archipelago.strategies.base import METHODS, ClusteredModels, Context, lowest
-from archipelago.strategies.expectations import Cost, Expectations, K
+from archipelago.strategies.expectations import Cost, Expectations, K, Known
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.references import Indices, Models
 
@@ -70,7 +70,17 @@ class IFCAOptions:
 class IFCA(ClusteredModels):
     """Alternate r_i = argmin_k L(H_k, D_i) and FedAvg inside each cluster."""
 
-    expects = Expectations(cost=Cost(down=K, up=1, trainings=1))
+    expects = Expectations(
+        cost=Cost(down=K, up=1, trainings=1),
+        known=(
+            Known(
+                "groups",
+                ("one_class", "sizes"),
+                "where one model is ahead at first, both groups may choose it",
+                limit=-0.05,
+            ),
+        ),
+    )
 
     Options = IFCAOptions
     compares_models = True

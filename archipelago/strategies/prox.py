@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from archipelago.core.settings import setting
 from archipelago.strategies.addon import ADDONS, Addon
 from archipelago.strategies.base import UNASSIGNED, ClusteredModels, SingleModel, Strategy, bases_of
-from archipelago.strategies.expectations import Cost, Expectations
+from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.penalties import Penalty, Proximal
 from archipelago.strategies.references import Indices
@@ -46,7 +46,20 @@ class ProxOptions:
 class Prox(Addon[SingleModel | ClusteredModels]):
     """(mu / 2) ||theta - start||^2."""
 
-    expects = Expectations(cost=Cost())
+    expects = Expectations(
+        cost=Cost(),
+        known=(
+            Known(
+                "groups", "stragglers", "updates that are pulled back are harder to tell apart", limit=0.25
+            ),
+            Known(
+                "accuracy", ALL, "a pull of 0.95 towards the start shortens every client's way", limit=0.09
+            ),
+            Known(
+                "accuracy", "slow", "a pull of 0.95 towards the start shortens every client's way", limit=0.11
+            ),
+        ),
+    )
 
     Options = ProxOptions
 
@@ -85,6 +98,18 @@ class FewShotsOptions:
 )
 class FewShots(Addon[ClusteredModels]):
     """Clustering frozen after n rounds."""
+
+    expects = Expectations(
+        cost=Cost(),
+        known=(
+            Known(
+                "groups",
+                "stragglers",
+                "a method that splits late has not split when it is held still",
+                limit=-0.05,
+            ),
+        ),
+    )
 
     Options = FewShotsOptions
     state = ("clustered",)

@@ -46,9 +46,10 @@ import numpy.typing as npt
 from archipelago.core.settings import setting
 from archipelago.strategies.aggregation import Rule, TrimmedMeanOptions, trimmed_means
 from archipelago.strategies.base import METHODS, UNASSIGNED
-from archipelago.strategies.by_parameters import ByParameters
+from archipelago.strategies.by_parameters import SIZES, STALE, STRAGGLERS, ByParameters
 from archipelago.strategies.clustering import Clustering, ClusteringTask, TrimmedKMeansOptions, clustered
 from archipelago.strategies.distances import Features
+from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.references import Indices
 
@@ -79,6 +80,15 @@ class RobustOptions:
 )
 class Robust(ByParameters):
     """Local update, trimmed K-means, trimmed mean."""
+
+    expects = Expectations(
+        cost=Cost(down=1, up=1, trainings=1),
+        known=(
+            Known("cost", "participation", "a client never seen compares all models, once", limit=3.0),
+            *STALE, STRAGGLERS, SIZES,
+            Known("accuracy", "stragglers", "a mean without a fifth of the values at each side goes less far", 0.07),
+        ),
+    )  # fmt: skip
 
     Options = RobustOptions
     outlying: npt.NDArray[np.bool_]  # of this round's clients that arrived, see `settle`

@@ -90,7 +90,6 @@ class Scaffold(SingleModel):
                 "accuracy", ("sizes", "stragglers"), "controls of few samples or steps are noisy", limit=0.09
             ),
             Known("oscillation", "sizes", "controls of few samples are noisy", limit=0.09),
-            Known("progress", "fast", "where FedAvg learns nothing either, controls grow without bound"),
         ),
     )
 

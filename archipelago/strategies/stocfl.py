@@ -64,7 +64,7 @@ from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS, UNASSIGNED, ClusteredModels
 from archipelago.strategies.descriptors import PARTS
 from archipelago.strategies.distances import Points, between, pairwise
-from archipelago.strategies.expectations import Cost, Expectations
+from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.parameters import Vector
 from archipelago.strategies.penalties import Penalty, Proximal
@@ -87,7 +87,18 @@ class StoCFL(ClusteredModels):
     """Represent, merge, train cluster models beside a global one."""
 
     # The dearest round is the first: Psi, theta and omega.
-    expects = Expectations(cost=Cost(down=3, up=3, trainings=3))
+    expects = Expectations(
+        cost=Cost(down=3, up=3, trainings=3),
+        known=(
+            Known("groups", "one_class", "the client of one class is a cluster of its own", limit=-0.05),
+            Known(
+                "cost",
+                "stragglers",
+                "a training to compare clients by is whole, also at a straggler",
+                limit=3.5,
+            ),
+        ),
+    )
 
     Options = StoCFLOptions
     grows = True

@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS
-from archipelago.strategies.by_parameters import ByParameters
+from archipelago.strategies.by_parameters import ODD, STALE, STRAGGLERS, ByParameters
 from archipelago.strategies.distances import DISTANCES
 from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
@@ -66,7 +66,12 @@ class WeCFL(ByParameters):
 
     expects = Expectations(
         cost=Cost(down=1, up=1, trainings=1),
-        known=(Known("cost", "participation", "a client never seen compares all models, once", limit=3.0),),
+        known=(
+            Known("cost", "participation", "a client never seen compares all models, once", limit=3.0),
+            *STALE,
+            STRAGGLERS,
+            ODD,
+        ),
     )
 
     Options = WeCFLOptions

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from actors.cluster import cluster_address, connected, nodes_of
-from actors.devices import torch_has_cuda
+from actors.devices import device_names, torch_has_cuda
 from actors.node_data import shared_federation
 from actors.placement import idle_gpus
 from actors.session import InProcessSession, Plan, RaySession, Session
@@ -103,7 +103,8 @@ def _devices(sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mappi
     asked, cuda = sweep.base.fleet, torch_has_cuda()
     sized = dataclasses.replace(asked, gpus=kinds[-1])
     idle = idle_gpus(asked, sized, processes, processes, nodes, cuda=cuda, of="processes with clients")
-    base = sweep.base
+    base, names = sweep.base, device_names(nodes) if kinds[-1] else ""
+    words[-1] += f" ({names})" if names else ""
     return f"{' and '.join(words)}, precision {base.precision}" + (f"; {idle}" if idle else "")
 
 

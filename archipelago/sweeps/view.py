@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from archipelago.core.notebooks import CellOutput, in_notebook
 from archipelago.core.vocabulary import registered
 from archipelago.experiments.progress import duration, is_terminal
 from archipelago.runs.files import numbers_in
@@ -44,6 +45,7 @@ class SweepView:
         self._quiet, self._clock = quiet, clock
         self._stream = sys.stdout if stream is None else stream
         self._live: Any = None
+        self._cell: CellOutput | None = None  # of a notebook
         self._metrics: dict[str, dict[str, float]] = {}  # trial -> last metrics
         self._share: dict[str, float] = {}  # trial -> part of its rounds that is done
         self._earlier: dict[str, float] = {}  # trial -> the part that was not done by this process
@@ -58,7 +60,10 @@ class SweepView:
             if metrics := last_metrics(self._directory.run_address(name)):
                 self._metrics[name] = metrics
         self._began = self._last_line = self._clock()
-        if not self._quiet and is_terminal(self._stream):
+        if not self._quiet and in_notebook(self._stream):
+            self._cell = CellOutput()
+            self._cell.show(self._table())
+        elif not self._quiet and is_terminal(self._stream):
             from rich.console import Console
             from rich.live import Live
 
@@ -74,6 +79,8 @@ class SweepView:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if self._cell is not None:
+            self._cell.show(self._table(), last=True)
 
     # What it hears --------------------------------------------------------------------------------------------
 
@@ -98,6 +105,8 @@ class SweepView:
             self._metrics[trial] = dict(result["shown"])
         if result.get("done"):
             self.over(trial)
+        elif self._cell is not None:
+            self._cell.show(self._table())
         elif self._live is None and self._clock() - self._last_line >= _STILL:
             self._last_line = self._clock()
             self.note(self._under_way())
@@ -112,7 +121,9 @@ class SweepView:
         if row.status == FAILED:
             self.note(f"{trial} failed: {row.reason}")
         now = self._clock()
-        if self._live is None and (
+        if self._cell is not None:
+            self._cell.show(self._table())
+        elif self._live is None and (
             self._planned <= _FEW or now - self._last_line >= _EVERY or not self._left()
         ):
             self._last_line = now

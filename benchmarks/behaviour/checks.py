@@ -105,7 +105,7 @@ def parts(run: Run) -> Iterator[Finding]:
         idle = changed is not None and changed < DEAD
         untrained = part["age"] >= AGE and moved is not None and moved < UNTRAINED
         why = "makes no difference" if idle else "was never trained"
-        value = 0.0 if changed is None else changed
+        value = 1.0 if untrained else 0.0 if changed is None else changed
         yield Finding("parts", not (idle or untrained), value, f"model {number} of the sum {why}")
 
 
@@ -127,7 +127,8 @@ def oscillation(run: Run) -> Iterator[Finding]:
 def progress(run: Run) -> Iterator[Finding]:
     """Still improving, or converged."""
     lost, theirs = sum(run.facts["dropped"]), sum(run.baseline["dropped"])
-    yield Finding("progress", lost <= theirs, float(lost), f"{lost} results were not finite")
+    asked = max(sum(run.facts["participants"]), 1)
+    yield Finding("progress", lost <= theirs, lost / asked, f"{lost} of {asked} results were not finite")
     fallen, allowed = _fallen(run.facts), max(FALLEN, BASELINE_MARGIN * _fallen(run.baseline))
     text = f"ends {100 * fallen:.1f} points below its best"
     yield Finding("progress", fallen <= allowed, fallen, text)
@@ -215,8 +216,6 @@ def verdict(runs: Sequence[Run]) -> Verdict:
 
 
 def _within(finding: Finding, known: Known) -> bool:
-    if known.limit is None:
-        return True
     return finding.value >= known.limit if finding.check == "groups" else finding.value <= known.limit
 
 

@@ -112,8 +112,8 @@ def test_device_budget_of_evaluation_includes_a_single_model():
 
 
 def test_device_budget_does_not_grow_with_the_number_of_clients():
-    """Few samples each: memory, which is a reason for more passes over them, is none here."""
-    few, many = (second_round(ENGINE, "ifca", clients, samples=20).counts for clients in (100, 200))
+    """At their true size: everybody's samples still fit one forward pass."""
+    few, many = (second_round(ENGINE, "ifca", clients).counts for clients in (100, 200))
     for stage in ("train", "best", "losses", "evaluate"):
         for what in ("operations", "copies", "synchronisations"):
             a, b = getattr(few[stage], what), getattr(many[stage], what)
@@ -151,6 +151,7 @@ MORE = (  # what methods do not ask for by themselves
 @pytest.mark.parametrize("method", compositions())
 def test_every_method_keeps_its_tensors_on_the_device(method, engine):
     with shadow_session(plan_of(f"method={method}", f"local.engine={engine}", *MORE)) as shadow:
+        assert getattr(shadow.session.fleet.blocks[0], "batched", False) == (engine == ENGINE)
         counts = [shadow.run_round(round) for round in (1, 2)]
     assert not shadow.device.mixed, [str(each) for each in shadow.device.mixed[:5]]
     assert any(each.get("train", Counts()).operations or each["gradients"].operations for each in counts)
@@ -177,6 +178,7 @@ def test_every_method_keeps_its_tensors_on_the_device(method, engine):
 )
 def test_other_models_data_and_predictions_keep_their_tensors_on_the_device(settings, engine):
     with shadow_session(plan_of(f"local.engine={engine}", *settings)) as shadow:
+        assert getattr(shadow.session.fleet.blocks[0], "batched", False) == (engine == ENGINE)
         for round in (1, 2):
             shadow.run_round(round)
     assert not shadow.device.mixed, [str(each) for each in shadow.device.mixed[:5]]

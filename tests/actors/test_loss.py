@@ -13,7 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import ray
 
 import actors.ray_actors
 from actors.reports import RoundReport
@@ -138,6 +140,38 @@ def test_the_server_holds_the_copy_of_an_actor_that_is_alone(
     run = run_watched(monkeypatch, tmp_path, watched, *SETTINGS, "fleet.actors=1")
     assert_equal_runs(run, undisturbed(tmp_path, *SETTINGS))
     assert from_rounds(run) == [3] and watched.pids[3][1]["server"] == watched.pids[2][1]["server"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stage", ["start", "receive"])
+def test_an_actor_that_stops_while_it_is_rebuilt_is_named_ended_and_rebuilt_again(
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    stopped: list[int] = []
+    new_client, wait = RaySession.new_client, RaySession.wait
+
+    def starting(self: RaySession, home: Any, block: Any, number: int) -> Any:
+        member, started = new_client(self, home, block, number)
+        if len(self.clients) == 1 and self.epoch and not stopped and stage == "start":
+            stopped.append(ray.get(self.asked[member.name])["pid"])
+            os.kill(stopped[0], signal.SIGSTOP)
+        return member, started
+
+    def waiting(self: RaySession, calls: Any, name: str, **options: Any) -> Any:
+        if name == stage and not stopped:
+            stopped.append(self.members[next(iter(calls))].pid)
+            os.kill(stopped[0], signal.SIGSTOP)
+        return wait(self, calls, name, **options)
+
+    monkeypatch.setattr(RaySession, "new_client", starting)
+    monkeypatch.setattr(RaySession, "wait", waiting)
+    watched = Watched(after_2=lambda session: os.kill(session.members[1].pid, signal.SIGKILL))
+    limits = ("fleet.patience=4", "fleet.start_patience=20", "fleet.restarts=9")
+    run = run_watched(monkeypatch, tmp_path, watched, *SETTINGS, "fleet.actors=2", *limits)
+    assert_equal_runs(run, undisturbed(tmp_path, *SETTINGS))
+    (pid,) = stopped
+    assert any("stopped" in event and f"pid {pid} on node" in event for event in events(run))
+    assert lost(run) and not psutil.pid_exists(pid)
 
 
 @pytest.mark.full

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from actors import device_states
 from actors.session import InProcessSession
 from actors.stacked_block import StackedBlock
 from actors.stacking import row_sums
@@ -154,11 +153,11 @@ def test_stacked_halves_the_chunk_when_memory_runs_out_and_remembers(monkeypatch
     expected = digest([run(small, 3), small.models()["models"]])
     tried, original = [], StackedTraining._chunk
 
-    def limited(self: Any, work: Any, at: Any) -> Any:
+    def limited(self: Any, work: Any, at: Any, into: Any) -> Any:
         tried.append(len(at))
         if len(at) > 2:
             raise torch.OutOfMemoryError("no room")
-        return original(self, work, at)
+        return original(self, work, at, into)
 
     monkeypatch.setattr(StackedTraining, "_chunk", limited)
     session = seeded(*settings)
@@ -174,7 +173,7 @@ def test_stacked_halves_the_chunk_when_memory_runs_out_and_remembers(monkeypatch
 
 
 def test_stacked_other_errors_surface_with_round_and_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Any, work: Any, at: Any) -> Any:
+    def broken(self: Any, work: Any, at: Any, into: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     session = session_of("method=fedavg", "local.engine=stacked")
@@ -263,20 +262,6 @@ def test_stacked_states_of_absent_clients_survive_and_slabs_do_not_grow() -> Non
         assert checkpoint_of(session).clients[client].keys() == state.keys()
 
 
-def test_device_states_overflow_to_the_host_where_the_device_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert device_states._allocate(3, 5, torch.device("cpu")).shape == (3, 5)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8000, 8000))
-    monkeypatch.setattr(
-        torch.cuda, "get_per_process_memory_fraction", lambda device: 0.25
-    )  # its share: 2,000
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1000)
-    made: list[dict[str, Any]] = []
-    monkeypatch.setattr(torch, "zeros", lambda *size, **options: made.append(options) or size)
-    device_states._allocate(3, 5, torch.device("cuda:0"))
-    device_states._allocate(30, 50, torch.device("cuda:0"))
-    assert made == [{"device": torch.device("cuda:0")}, {"pin_memory": True}]
-
-
 def test_stacked_snapshots_are_values_that_no_later_round_writes_to() -> None:
     session = seeded("method=ditto", *RAGGED, "participation.fraction=0.5")
     run(session, 2)
@@ -289,7 +274,7 @@ def test_stacked_snapshots_are_values_that_no_later_round_writes_to() -> None:
 def test_stacked_exact_tier_never_changes_its_shapes_for_want_of_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def full(self: Any, work: Any, at: Any) -> Any:
+    def full(self: Any, work: Any, at: Any, into: Any) -> Any:
         raise torch.OutOfMemoryError("no room")
 
     session = session_of("method=fedavg", "local.engine=stacked", "determinism=exact")

@@ -195,7 +195,9 @@ def test_every_cell_of_the_readme_s_comparison_is_linked_and_a_dash_to_its_evide
             elif link.startswith("docs/"):
                 title = link.partition("#")[2]
                 sections = re.split(r"^## ", evidence, flags=re.M)
-                (section,) = [each for each in sections if each.splitlines()[0].lower().replace(" ", "-") == title]
+                (section,) = [
+                    each for each in sections if each.splitlines()[0].lower().replace(" ", "-") == title
+                ]
                 (about,) = [line for line in section.splitlines() if line.startswith(f"| {other} ")]
                 assert "https://" in about, f"{other}: {title}"
     named = [entry.name for entry in REGISTRIES["method"].values()]

@@ -101,9 +101,15 @@ def test_demonstration_as_a_user_runs_it(tmp_path: Path) -> None:
     assert last.startswith(f"Report: {made / 'report/report.html'}")
 
 
-def test_dry_run_of_one_experiment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert archipelago.cli.main.main(["--dry-run", "method=fedavg", f"storage={tmp_path}"]) == 2
-    assert "Expected a sweep beside --dry-run" in capsys.readouterr().err
+def test_dry_run_of_one_experiment_says_what_it_would_use_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["method=ifca", "clients=7", "fleet.actors=1", f"storage={tmp_path}"]
+    assert archipelago.cli.main.main(["--dry-run", *settings]) == 0
+    said = capsys.readouterr().out
+    assert "ifca on digits" in said and "7 clients" in said
+    assert re.search(r"devices +(CPUs|\d+ GPU)", said)
+    assert not list(tmp_path.iterdir())
 
 
 def test_report_of_runs_in_an_object_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -256,15 +256,19 @@ def _library_of_the_compiler(name):
 @needs_kernels
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "instructions",
-    [ABLE[0] if ABLE else "none", *(pytest.param(each, marks=pytest.mark.full) for each in ABLE[1:])],
+    ("instructions", "which"),
+    [
+        (ABLE[0] if ABLE else "none", "some"),
+        *(pytest.param(each, "everything", marks=pytest.mark.full) for each in ABLE),
+    ],
 )
-def test_numerical_tests_under_the_sanitizers(tmp_path, instructions):
+def test_numerical_tests_under_the_sanitizers(tmp_path, instructions, which):
     """AddressSanitizer (gaps between tensors are forbidden memory) and UBSan."""
     assert instructions in ABLE, REASON
     # libstdc++ beside it, so that exceptions of libraries that bring their own are found.
     preloaded = [_library_of_the_compiler(name) for name in ("libasan.so", "libstdc++.so")]
     if not all(Path(each).is_file() for each in preloaded):
+        assert not os.environ.get("CI"), "the compiler has no AddressSanitizer to preload: install libasan"
         pytest.skip("the compiler has no AddressSanitizer to preload")
     environment = {
         **os.environ,
@@ -273,7 +277,7 @@ def test_numerical_tests_under_the_sanitizers(tmp_path, instructions):
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
         "XDG_CACHE_HOME": str(tmp_path),
     }
-    command = [sys.executable, "-m", "tests.support.compiled_sanitized"]
+    command = [sys.executable, "-m", "tests.support.compiled_sanitized", which]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split()[-2:] == ["caught", "fine"]
@@ -281,7 +285,12 @@ def test_numerical_tests_under_the_sanitizers(tmp_path, instructions):
 
 @needs_kernels
 def test_a_silently_slow_build_is_noticed():
-    """A ratio of processor time to torch in one process, least of many: 0.24 with AVX-512, 0.40 with AVX2 on EPYC."""
+    """A ratio of processor time to torch in one process, least of many: 0.24 with AVX-512, 0.40 with AVX2 on EPYC.
+
+    Torch has the best instructions of the processor in both cases: on one that has AVX2 alone the ratio is smaller.
+    """
+    instructions = build.chosen_instructions()[0]
+    limit = {"avx512": 0.40, "avx2": 0.60}[instructions]
     torch.set_num_threads(1)
     shape = (3, 32, 32)
     bench = Bench(network("cnn_cifar", shape, 10), shape, samples=64, channels_last=True)
@@ -289,9 +298,11 @@ def test_a_silently_slow_build_is_noticed():
     job = TrainJob(0, bench.model.vector(), [rng.permutation(64)[:32] for _ in range(2)], seed=0)
     loop = make_engine("loop", bench.model, bench.samples)
     least = dict.fromkeys(("compiled", "loop"), float("inf"))
-    for _ in range(25):
+    for count in range(60):  # ten at least, then until it is shown
         for name, engine in (("compiled", bench.engine), ("loop", loop)):
             started = time.process_time()
             engine.train_one(job)
             least[name] = min(least[name], time.process_time() - started)
-    assert least["compiled"] / least["loop"] < 0.7, least
+        if count >= 9 and least["compiled"] / least["loop"] < limit:
+            break
+    assert least["compiled"] / least["loop"] < limit, (instructions, least)

@@ -11,6 +11,7 @@ import pytest
 from actors.reports import RoundReport
 from archipelago.experiments.callbacks.base import Callback, LiveRun
 from archipelago.experiments.runner import resume, run_experiment
+from tests.support.errors import refused
 from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs, events
 
@@ -94,3 +95,16 @@ def test_resume_without_a_recorded_table_goes_back_to_before_it(tmp_path: Path, 
     resume(run, quiet=True)
     assert_equal_runs(run, straight)  # with that table again
     assert any("a table of records/ is missing" in event for event in events(run))
+
+
+def test_sentence_about_a_damaged_file_says_what_is_whole_and_what_resume_does(tmp_path: Path) -> None:
+    run = stopped_after(tmp_path / "run", 4)
+    (run / "timings.csv").write_text("round,total\n1,2,3\n")
+    with refused("damaged", file=run / "timings.csv") as caught:
+        resume(run, quiet=True)
+    sentence = str(caught.value)
+    assert "or remove it, and `resume` runs the rounds again" in sentence
+    assert sentence.endswith("; metrics.csv, the checkpoints of round 2 and 4 can be read.")
+    (run / "timings.csv").unlink()
+    resume(run, quiet=True)  # as it says
+    assert json.loads((run / "status.json").read_text())["state"] == "finished"

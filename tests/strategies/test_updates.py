@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,6 +122,27 @@ def test_cost_bytes_up_counts_what_transforms_left_and_descriptors() -> None:
     assert report.metrics["cost_bytes_up"] == pytest.approx(sparse + 4 * 10)
     (report,) = run(session_of("method=fesem", "rounds=1"), 1)
     assert "cost_bytes_up" not in report.metrics
+
+
+def commands_of(*sections: str) -> list[str]:
+    """What the page on training says to type, in these sections."""
+    page = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
+    blocks = [page.split(f"## {section}\n")[1].split("\n## ")[0] for section in sections]
+    return [line for block in blocks for line in block.splitlines() if line.startswith("archipelago ")]
+
+
+COMMANDS = commands_of("What a client sends: compression", "Privacy", "Attacks", "How the server steps")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_training_page_run_and_do_something(command: str) -> None:
+    given = command.split()[1:]
+    (report,) = run(session_of(*given, "rounds=1", "clients=6", "local.steps=2"), 1)
+    assert np.isfinite(report.metrics["micro_loss"])
+    names = {word.partition("=")[0].partition(".")[0] for word in given}
+    assert ("cost_bytes_up" in report.metrics) == bool(names & {"update", "attack"})
+    assert ("epsilon" in report.metrics) == ("gaussian" in command)
+    assert ("honest_micro_accuracy" in report.metrics) == ("attack" in names)
 
 
 HARD = ("participation.fraction=0.75", "rounds=3")

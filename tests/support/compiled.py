@@ -73,6 +73,13 @@ class Bench:
             0, start, [rng.choice(count, size, replace=False) for size in batches], seed=0, **extra
         )
 
+    def _limit(self, parameters: list[nn.Parameter]) -> None:
+        recipe = self.model.recipe
+        if recipe.clip is not None and recipe.clip_by == "value":
+            nn.utils.clip_grad_value_(parameters, recipe.clip)
+        elif recipe.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, recipe.clip)
+
     def in_float64(self, job: TrainJob) -> TrainResult:
         """The job by torch in double precision."""
         module, spec = self.exact, self.model.spec
@@ -98,6 +105,7 @@ class Bench:
             optimizer.zero_grad()
             value = objective(module, (x.double(), y), step)
             value.backward()
+            self._limit(parameters)
             optimizer.step()
             total += float(value.detach())
         model = np.concatenate([tensors[e.name].detach().numpy().ravel() for e in spec.entries])
@@ -167,13 +175,18 @@ def network(name: str, shape: tuple[int, ...], classes: int | None, **options: A
     return lambda: build_network(composed(ModelSettings)(name=name, **options), shape, classes)
 
 
-DIGEST_JOBS = {
-    "mlp": ((1, 8, 8), "sgd", {}),
-    "cnn_cifar": ((3, 32, 32), "sgd", {}),
-    "cnn_fashion": ((1, 28, 28), "adam", {}),
-    "resnet_slim": ((3, 25, 25), "sgd", {}),
-    "resnet18": ((3, 8, 8), "sgd", {"norm": "group"}),
-    "cnn_celeba": ((3, 21, 18), "adam", {}),
+# name: (network, shape, optimizer, options of the model, of what limits gradients)
+DIGEST_JOBS: dict[str, tuple[str, tuple[int, ...], str, dict[str, Any], dict[str, Any]]] = {
+    "mlp": ("mlp", (1, 8, 8), "sgd", {}, {}),
+    "cnn_cifar": ("cnn_cifar", (3, 32, 32), "sgd", {}, {}),
+    "cnn_fashion": ("cnn_fashion", (1, 28, 28), "adam", {}, {}),
+    "resnet_slim": ("resnet_slim", (3, 25, 25), "sgd", {}, {}),
+    "resnet18": ("resnet18", (3, 8, 8), "sgd", {"norm": "group"}, {}),
+    "cnn_celeba": ("cnn_celeba", (3, 21, 18), "adam", {}, {}),
+    "nesterov": ("cnn_digits", (1, 8, 8), "nesterov", {}, {}),
+    "squared_error": ("linear_regression", (12,), "sgd", {}, {}),
+    "clipped_by_norm": ("mlp", (1, 8, 8), "sgd", {}, {"clip": 0.1, "clip_by": "norm"}),
+    "clipped_by_value": ("mlp", (1, 8, 8), "sgd", {}, {"clip": 0.003, "clip_by": "value"}),
 }
 
 
@@ -182,12 +195,19 @@ def digest(name: str) -> str:
 
     Nothing that torch computed goes in: start, samples and weights are drawn by numpy.
     """
-    shape, kind, options = DIGEST_JOBS[name]
+    which, shape, kind, options, limits = DIGEST_JOBS[name]
     optimizers = {
         "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+        "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
         "adam": lambda p: torch.optim.Adam(p, lr=0.003),
     }
-    bench = Bench(network(name, shape, 5, **options), shape, optimizer=optimizers[kind])
+    classes = None if name == "squared_error" else 5
+    raw = "bytes" if classes else "floats"
+    bench = Bench(
+        network(which, shape, classes, **options), shape, classes=classes, raw=raw, optimizer=optimizers[kind]
+    )
+    if limits:
+        bench.model.recipe = dataclasses.replace(bench.model.recipe, **limits)
     rng = generator(7, "digest")
     size = bench.model.spec.size
     start, under = (

@@ -32,7 +32,8 @@ MODULE = ("model=auto", "model.target=tests.support.killers.MortalModule")
 
 
 def arm(place: str, after: int = 0, action: str = "kill") -> Path:
-    """Let whoever comes to `place` for the (after + 1)-th time die ("kill"), fail ("raise") or diverge ("nan").
+    """Let whoever comes to `place` for the (after + 1)-th time die ("kill"), fail ("raise"), end itself
+    ("exit": `sys.exit(0)`) or diverge ("nan").
 
     Visits are counted by each process for itself, from the moment the place is armed.
     """
@@ -63,6 +64,8 @@ def _visit(place: str) -> float:
         return 1.0
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if action == "exit":
+        sys.exit(0)
     if action == "raise":
         raise ArithmeticError("told to fail by a test")
     return math.nan

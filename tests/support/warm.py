@@ -49,8 +49,9 @@ class Ended:
 class Warm:
     """The test's side of a warm process."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], home: Path, temporary: Path) -> None:
         self._process, self._number = process, 0
+        self.home, self.temporary = home, temporary
 
     def __call__(
         self, words: Sequence[str], folder: Path, *, seconds: float = SECONDS, **environment: str
@@ -99,14 +100,16 @@ class Warm:
 def warm(folder: Path) -> Iterator[Warm]:
     """A warm process with its files (outputs, home) in `folder`; it ends with the block."""
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("RAY_", "PYTEST"))}
-    environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+    environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "PYTHONPATH": str(ROOT)}
+    environment |= {"HOME": str(folder / "home"), "XDG_CACHE_HOME": str(folder / "home/.cache")}
+    (folder / "home").mkdir()
     environment.pop("PYTHONWARNINGS", None)
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.warm", str(folder)],
         cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        yield Warm(process)
+        yield Warm(process, folder / "home", Path(environment.get("TMPDIR", "/tmp")))
     finally:
         assert process.stdin is not None
         process.stdin.close()

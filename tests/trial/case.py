@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.warm import Ended, Warm
 
-PEAK = 1400  # MB: what the imports hold, and a tiny experiment beside it
+PEAK = 900  # MB: what the imports hold, and a tiny experiment beside it, which takes 500
 # What a command line adds that is to run a tiny experiment in {folder}/runs, in this process.
 TINY = "fleet.backend=in_process rounds=2 clients=4 local.steps=1 storage={folder}/runs name=x"
 
@@ -40,11 +40,12 @@ class Case:
         script = folder.with_name(f"{folder.name}.py")
         if self.script:
             script.write_text(self.script.replace("{folder}", str(folder)))
-        before = contents(folder)
+        before, elsewhere = contents(folder), _elsewhere(warm)
         words = [word.replace("{folder}", str(folder)) for word in shlex.split(self.words)]
         ended = warm.python(script, folder) if self.script else warm(words, folder)
         faults = self._judged(ended, self.says.replace("{folder}", str(folder)))
-        return [*changes(before, contents(folder), self.leaves), *faults]
+        beside = changes(elsewhere, _elsewhere(warm), _ELSEWHERE)
+        return [*changes(before, contents(folder), self.leaves), *beside, *faults]
 
     def _judged(self, ended: Ended, says: str) -> list[str]:
         faults = []
@@ -70,6 +71,18 @@ class Case:
         if faults:
             faults.append(f"{ended.seconds:.1f} s, said: {ended.error[-1500:]}{ended.output[-300:]}")
         return faults
+
+
+# What a command may leave in the user's home: caches, and which runs were made here.
+_ELSEWHERE = ("home/.cache", "home/.local", "home/.config", "home/.triton")
+
+
+def _elsewhere(warm: Warm) -> dict[str, str]:
+    """The user's home and the folder for temporary files, which nobody looks into after a mistake."""
+    places = {"home": warm.home, "tmp": warm.temporary}
+    return {
+        f"{name}/{path}": what for name, place in places.items() for path, what in contents(place).items()
+    }
 
 
 def changes(before: dict[str, str], after: dict[str, str], allowed: tuple[str, ...] = ()) -> list[str]:

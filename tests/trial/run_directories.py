@@ -6,6 +6,8 @@ the right numbers, or a sentence; neither writes outside of the run, and what wa
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import shutil
 from collections.abc import Callable
@@ -49,7 +51,15 @@ FINISHED = (
     "federation/clients.parquet", "federation/counts.parquet", "federation/facts.json", "records/*.parquet",
     "records/examples.safetensors", "models/*.safetensors", "summary.md",
 )  # fmt: skip
-SWEEP = ("sweep.yaml", "trials.csv")
+SWEEP = ("sweep.yaml", "trials.csv", "identity.json")
+
+# What people keep in a run; nothing ever changes it.
+FOREIGN = (
+    "notes.txt",
+    "backup/metrics.csv",
+    "checkpoints/round-000002-copy/manifest.json",
+    "models/mine.bin",
+)
 
 
 def make_runs(warm: Warm, folder: Path) -> None:
@@ -125,9 +135,9 @@ def resumed(warm: Warm, folder: Path, whole: Path) -> list[str]:
     """What is wrong with how the run in `folder/run` was resumed; `whole` is the run that was never stopped."""
     before = contents(folder)
     ended = warm(["resume", str(folder / "run")], folder)
-    faults = _judged(ended)
+    faults = [*_judged(ended), *foreign_changes(before, contents(folder))]
     if ended.code == 0:
-        faults += changes(before, contents(folder), ("run/", "run"))
+        faults += changes(before, contents(folder), ("run/",))
         try:
             assert_equal_runs(folder / "run", whole)
         except Exception as error:
@@ -147,15 +157,42 @@ def reported(warm: Warm, folder: Path, *others: Path, table: str) -> list[str]:
     if ended.code == 0:
         made = (out / "table.csv").read_text() if (out / "table.csv").is_file() else ""
         said = ended.output + ended.error
-        if made != table and not any(
-            word in said for word in ("damaged", "left out", "changed since", "cannot be read")
-        ):
-            faults.append("other numbers, and not a word about it")
+        faults += wrong_numbers(made, table, said)
         if others and "FedAvg" not in said:
             faults.append("the undamaged run is missing")
     elif others:
         faults.append("one damaged run killed the report of all")
     return [*faults, ended.error[-1200:], ended.output[-300:]] if faults else []
+
+
+def wrong_numbers(made: str, right: str, said: str) -> list[str]:
+    """Rows of a table.csv that are not as they were and do not say so themselves; rows that are gone without a word."""
+    rows, known = _rows(made), _rows(right)
+    faults = []
+    for key, row in rows.items():
+        numbers = [cell for name, cell in row.items() if name != "note"]
+        expected = [cell for name, cell in known.get(key, {}).items() if name != "note"]
+        if numbers != expected and not (any(word in row["note"] for word in _MARKS)):
+            faults.append(f"other numbers in {key}, and not a word about it")
+    if set(known) - set(rows) and not any(word in said for word in ("left out", "damaged", "cannot be read")):
+        faults.append(f"missing without a word: {sorted(set(known) - set(rows))[0]}")
+    return faults[:3]
+
+
+_MARKS = ("changed since it was made", "damaged", "left out", "failed", "running")
+
+
+def _rows(text: str) -> dict[tuple[str, ...], dict[str, str]]:
+    """Of the tables alone, without what depends on the other rows or on the clock."""
+    found = {}
+    for row in csv.DictReader(io.StringIO(text)):
+        kept = {
+            name: str(cell)
+            for name, cell in row.items()
+            if name in ("mean", "std", "seeds", "values", "note")
+        }
+        found[row["problem"], row["method"], row["metric"]] = kept
+    return found
 
 
 def table(warm: Warm, *runs: Path) -> str:
@@ -187,7 +224,23 @@ def _judged(ended: Ended) -> list[str]:
 
 
 def copied(run: Path, folder: Path) -> Path:
-    """A copy of an undamaged run or sweep as `folder/run`."""
+    """A copy of an undamaged run or sweep as `folder/run`, with files of somebody's own in it and beside it."""
     folder.mkdir()
     shutil.copytree(run, folder / "run", symlinks=True)
+    for name in FOREIGN:
+        path = folder / "run" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"mine: {name}\n")
+    (folder / "runs-of-others").mkdir()
+    (folder / "runs-of-others" / "metrics.csv").write_text("round\n1\n")
     return folder
+
+
+def foreign_changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """What happened to these files."""
+    mine = {f"run/{name}" for name in FOREIGN}
+    return [
+        f"a file of somebody's own is changed or lost: {name}"
+        for name in mine
+        if before.get(name) != after.get(name)
+    ]

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.support.warm import Warm
-from tests.trial.run_directories import copied, reported, resumed, table
+from tests.trial.run_directories import FOREIGN, copied, reported, resumed, table
 
 Mutation = tuple[str, int, int]  # (what, which file, where in it or with which other file)
 KINDS = (
@@ -40,7 +40,11 @@ MUTATIONS = st.lists(
 def mutate(run: Path, mutation: Mutation) -> None:
     """Do one thing to one file of a run."""
     kind, which, where = mutation
-    files = sorted(path for path in run.rglob("*") if path.is_file() and not path.is_symlink())
+    files = sorted(
+        path
+        for path in run.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.relative_to(run).as_posix() not in FOREIGN
+    )
     if not files:
         return
     path, other = files[which % len(files)], files[where % len(files)]
@@ -98,7 +102,7 @@ _PATIENT = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
     max_examples=100,
     deadline=None,
     suppress_health_check=_PATIENT,
-    derandomize=True,
+    print_blob=True,  # others every time; a failure prints what brings it back
     database=None,
     phases=_PHASES,
 )
@@ -114,7 +118,7 @@ def test_resume_of_a_mutated_run(warm_process: Warm, runs: Path, mutations: list
     max_examples=100,
     deadline=None,
     suppress_health_check=_PATIENT,
-    derandomize=True,
+    print_blob=True,  # others every time; a failure prints what brings it back
     database=None,
     phases=_PHASES,
 )

@@ -5,6 +5,7 @@ The whole of it runs in `make check-all`, a sample in every run.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,22 @@ import pytest
 from tests.support.warm import Warm
 from tests.support.written_runs import write_run
 from tests.trial import command_lines, data_files, run_directories, user_modules, yaml_files
-from tests.trial.case import TINY, Case
-from tests.trial.run_directories import DAMAGE, FINISHED, STOPPED, SWEEP, copied, damaged, reported, resumed
+from tests.trial.case import TINY, Case, changes, contents
+from tests.trial.run_directories import (
+    DAMAGE,
+    FINISHED,
+    STOPPED,
+    SWEEP,
+    copied,
+    damaged,
+    foreign_changes,
+    reported,
+    resumed,
+    wrong_numbers,
+)
 
 CASES = [*command_lines.CASES, *yaml_files.CASES, *data_files.CASES, *user_modules.CASES]
+PROMISES = Path(__file__).parents[2] / "docs" / "promises.md"
 SAMPLE = (
     "+ local.steps=50000000", "+ 'ensemble=[fedavg*100000000]'", "+ sweep.seeds=1000000000",
     "+ storage=s3://me:secret@bucket/x", "yaml: deep lists", "yaml: a FIFO", "yaml: includes that double",
@@ -23,10 +36,11 @@ SAMPLE = (
 )  # fmt: skip
 
 
-def test_trial_is_large_and_its_inputs_differ() -> None:
+def test_trial_is_as_large_as_is_promised_and_its_inputs_differ() -> None:
     damages = len(DAMAGE) * (len(STOPPED) + 2 * len(FINISHED) + 2 * len(SWEEP))
-    assert len({case.name for case in CASES}) == len(CASES) >= 350
-    assert len(CASES) + damages >= 250
+    assert len({case.name for case in CASES}) == len(CASES)
+    promised = re.search(r"\((\d+) inputs and (\d+) damaged directories\)", PROMISES.read_text())
+    assert promised is not None and (len(CASES), damages) == (int(promised[1]), int(promised[2]))
     assert all(case.says for case in CASES)
     assert set(SAMPLE) <= {case.name for case in CASES}
 
@@ -122,11 +136,21 @@ def test_report_of_all_leaves_a_damaged_run_out_and_says_so(warm_process: Warm, 
 def test_damaged_sweep_is_answered_with_a_sentence(
     file: str, kind: str, command: str, warm_process: Warm, runs: Path, tmp_path: Path
 ) -> None:
+    right = run_directories.table(warm_process, runs / "sweep")
     folder = copied(runs / "sweep", tmp_path / "here")
     damaged(folder / "run" / file, kind)
+    before = contents(folder)
     ended = warm_process(
-        [command, str(folder / "run"), *(["figures=no"] if command == "report" else [])], folder
+        [command, str(folder / "run"), *(["figures=no", f"out={folder}/out"] if command == "report" else [])],
+        folder,
     )
+    after = contents(folder)
     assert ended.code in (0, 2) and "Traceback" not in ended.error, ended.error
+    # The runs of the trials are whole, and nothing is there that nobody asked for.
+    allowed = ("out",) if command == "report" else ("run/trials.csv",)
+    assert not changes(before, after, allowed) and not foreign_changes(before, after)
     if ended.code == 2:
         assert len(ended.error.splitlines()) == 1 and ended.error.strip().endswith((".", ")"))
+    elif command == "report":
+        made = (folder / "out/table.csv").read_text()
+        assert not wrong_numbers(made, right, ended.output + ended.error), made

@@ -146,4 +146,34 @@ def _case(name: str, text: str, settings: str, code: int, says: str) -> Case:
     )
 
 
-CASES = [_case(name, *each) for name, each in MODULES.items()]
+_ADOPT = """
+import numpy as np
+import archipelago as ar
+from archipelago.experiments.new_clients import NewClient
+run = ar.run(method="ifca", clusters=2, clients=4, rounds={rounds}, local={{"steps": 1}}, storage="{{folder}}/runs",
+             name="adopted", fleet={{"backend": "in_process"}}, quiet=True)
+x, y = np.zeros((8, 1, 8, 8), np.uint8), np.arange(8) % 4
+{code}
+"""
+
+# {name: (what is adopted, part of the sentence)}
+ADOPTED: dict[str, tuple[str, str]] = {
+    "labels out of range": ("ar.adopt(run.path, [NewClient(x, y + 50, x, y)])", "Expected"),
+    "negative labels": ("ar.adopt(run.path, [NewClient(x, y - 9, x, y)])", "Expected"),
+    "samples of another shape": ("ar.adopt(run.path, [NewClient(x[..., :5], y, x, y)])", "Expected"),
+    "fewer labels than samples": ("ar.adopt(run.path, [NewClient(x, y[:3], x, y)])", "Expected"),
+    "no samples": ("ar.adopt(run.path, [NewClient(x[:0], y[:0], x, y)])", "Expected"),
+    "nobody": ("ar.adopt(run.path, [])", "Expected"),
+    "into a folder that is no run": ("ar.adopt('{folder}', [NewClient(x, y, x, y)])", "run"),
+}  # fmt: skip
+
+
+def _adopted(name: str, code: str, says: str) -> Case:
+    script = _ADOPT.format(rounds=1, code=code)
+    return Case(f"adopt: {name}", "", says, script=script, leaves=("runs",), begins=True)
+
+
+CASES = [
+    *(_case(name, *each) for name, each in MODULES.items()),
+    *(_adopted(name, *each) for name, each in ADOPTED.items()),
+]

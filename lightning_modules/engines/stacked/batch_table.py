@@ -75,10 +75,19 @@ class BatchTable:
         """(n, 1): who has a batch in this step."""
         return self.sizes[:, step : step + 1] > 0
 
+    def _rows(self, step: int, first: int) -> Tensor:
+        """(first, B) samples of the first clients in one step."""
+        lookup = self.lookup[:first, step]
+        return self.work.rows.index_select(0, lookup.reshape(-1)).reshape(lookup.shape)
+
+    def prepare(self, step: int, first: int) -> None:
+        """`batch` will be asked for next with these numbers: samples of the host can be gathered ahead."""
+        if not self.model.samples.on_device and step < self.lengths.shape[1]:
+            self.model.samples.prepare(self._rows(step, first))
+
     def batch(self, step: int, first: int, scale: Tensor | None) -> Batch:
         """The batches of the first clients in one step."""
-        places, lookup = self.places[:first, step], self.lookup[:first, step]
-        rows = self.work.rows.index_select(0, lookup.reshape(-1)).reshape(places.shape)
+        places, rows = self.places[:first, step], self._rows(step, first)
         length = self.sizes[:first, step]
         real = torch.arange(places.shape[1], device=places.device) < length[:, None]
         samples = self.model.samples

@@ -24,7 +24,7 @@ from lightning_modules.engines.stacked.samples import DeviceSamples
 from lightning_modules.features import classifier_of, inputs_of
 from lightning_modules.flat import FlatModel
 
-PASS = 16_384  # samples in a forward pass of one model at most
+PASS = 65_536  # samples in a forward pass of one model at most
 VALUES = 2**28  # numbers of the widest activation in a forward pass at most: 1 GB
 
 Batch = dict[str, Tensor]  # what one step needs for each client, by name
@@ -119,13 +119,18 @@ class BatchedModel:
         step, found = self.rows_of_a_pass, []
         forward = self._forward(features, single=True)
         with self._evaluating():
-            for start in range(0, len(rows), step):
-                part = rows[start : start + step]
-                real = len(part)
-                if self.exact and real < step:
-                    part = torch.cat([part, part[:1].expand(step - real)])
-                found.append(forward(theta, buffers, self.samples.inputs(part))[:real])
+            parts = [self._filled(rows[start : start + step]) for start in range(0, len(rows), step)]
+            for number, part in enumerate(parts):
+                x = self.samples.inputs(part)
+                if number + 1 < len(parts):
+                    self.samples.prepare(parts[number + 1])
+                found.append(forward(theta, buffers, x)[: len(rows) - number * step])
         return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _filled(self, rows: Tensor) -> Tensor:
+        """Rows of a pass, the first one again and again where all passes have the same number."""
+        missing = self.rows_of_a_pass - len(rows)
+        return torch.cat([rows, rows[:1].expand(missing)]) if self.exact and missing > 0 else rows
 
     def forward_many(self, models: Tensor, rows: Tensor, features: bool = False) -> Tensor:
         """(n, L, outputs) of n models, each on its own L samples; or their features."""

@@ -25,6 +25,7 @@ from lightning_modules.engines.stacked.batched import (
     is_per_sample,
     reason_against,
 )
+from lightning_modules.engines.stacked.device_memory import DeviceMemory, Positions
 from lightning_modules.engines.stacked.optimizers import SlabOptimizer, Slabs
 from lightning_modules.engines.stacked.probe import probe
 from lightning_modules.engines.stacked.samples import DeviceSamples
@@ -105,10 +106,13 @@ class StackedEngine(Engine):
             if not self.why_not:
                 optimizer = SlabOptimizer(self.model)
                 fixed = (options.chunk or EXACT_CHUNK) if exact else None
-                training = StackedTraining(batched, optimizer, batch=batch, samples=width, fixed=fixed)
+                memory = DeviceMemory(self.model.device)
+                training = StackedTraining(
+                    batched, optimizer, batch=batch, samples=width, fixed=fixed, memory=memory
+                )
                 if options.chunk is not None:
                     training.chunks.most = options.chunk
-                self.parts = StackedParts(batched, optimizer, training)
+                self.parts = StackedParts(batched, optimizer, training, memory)
         if self.why_not:
             self.say(self.why_not)
         return self.parts
@@ -151,20 +155,19 @@ class StackedEngine(Engine):
 
     def _train_stacked(self, jobs: Sequence[TrainJob], held: DeviceSamples) -> Iterator[TrainResult]:
         assert self.parts is not None
-        optimizer, device = self.parts.optimizer, self.model.device
+        optimizer = self.parts.optimizer
         work = _work_of(jobs, self.model, self.samples, held, optimizer)
         self.model.touch()
         outcome = self.parts.training.run(work)
-        self.notes += self.parts.training.chunks.notes
-        models = outcome.models.cpu().numpy()
-        slabs = {name: slab.cpu().numpy() for name, slab in outcome.slabs.items()}
-        objective = outcome.objective.to(device).cpu().numpy()
+        self.notes += self.parts.training.chunks.notes + self.parts.memory.notes
+        models = outcome.models.on_host()
+        slabs = {name: slab.on_host() for name, slab in outcome.slabs.items()}
         for row, job in enumerate(jobs):
             model = models[row].copy()
             model.flags.writeable = False
             rows = {name: slab[row].copy() for name, slab in slabs.items()}
             state = optimizer.to_state(rows, int(outcome.steps[row]))
-            yield TrainResult(job.client, model, state, float(objective[row]))
+            yield TrainResult(job.client, model, state, float(outcome.measured[row, 0]))
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,7 @@ class StackedParts:
     model: BatchedModel
     optimizer: SlabOptimizer
     training: StackedTraining
+    memory: DeviceMemory
 
     def train(self, work: Work) -> Outcome:
         """All clients of `work`."""
@@ -228,18 +232,22 @@ def _work_of(
         for row, state in enumerate(states):
             optimizer.from_state(state, name, rows[row])
         slabs[name] = torch.from_numpy(rows).to(device)
+
+    def sent(at: Positions) -> Tensor:
+        return torch.from_numpy(at).to(device)
+
     scales = [job.scale for job in jobs]
     return Work(
-        start=lambda at: start.index_select(0, torch.from_numpy(at).to(device)),
+        start=lambda at: start.index_select(0, sent(at)),
         batches=batches,
         rows=torch.from_numpy(held.rows(np.concatenate(distinct))).to(held.rows_device),
         seeds=[job.seed for job in jobs],
-        slabs=slabs,
+        slabs=lambda at: {name: slab.index_select(0, sent(at)) for name, slab in slabs.items()},
         steps=np.array([optimizer.steps_of(state) for state in states]),
         tables=_tables_of(jobs, distinct, model, samples),
         scale=None if set(scales) == {1.0} else torch.tensor(scales, dtype=torch.float32, device=device),
         penalties=[term.penalty for term in jobs[0].penalties],
-        anchors=_anchors_of(jobs, device),
+        anchors=lambda at: _anchors_of([jobs[i] for i in at], device),
         only=jobs[0].only,
         rate=jobs[0].rate,
     )

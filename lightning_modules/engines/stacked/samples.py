@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,8 @@ SHARE = 0.5  # of a device's free memory that samples may take; more stays in pi
 class DeviceSamples:
     """Inputs and targets of the samples that a block uses, as tensors of its device.
 
-    uint8 images stay uint8 until a batch is made. What is too large for the device stays in pinned host memory and
-    is copied batch by batch, while the device is busy with the batch before.
+    uint8 images stay uint8 until a batch is made. What is too large for the device stays on the host: a thread gathers
+    the next batch into pinned memory (`prepare`) while the device is busy, and a stream of its own copies it.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class DeviceSamples:
         self.rows_device = device if self.on_device else torch.device("cpu")
         self._x = raw.to(device) if self.on_device else raw
         self._y = targets.to(torch.float32 if classes is None else torch.int64).to(self.rows_device)
+        self._ahead = None if self.on_device else ThreadPoolExecutor(1, "samples")
+        self._next: tuple[Tensor, Future[Tensor]] | None = None  # rows, and what is gathered for them
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" and not self.on_device else None
         shape = (-1,) + (1,) * (x.ndim - 2)
         self._mean = torch.from_numpy(np.array(mean, np.float32)).reshape(shape).to(device)
@@ -67,13 +70,32 @@ class DeviceSamples:
         x = x if self._plain else x.sub_(self._mean).div_(self._std)
         return x.reshape(*rows.shape, *self.shape)
 
+    def prepare(self, rows: Tensor) -> None:
+        """Begin to gather the batch that will be asked for next; nothing to do where samples are on the device."""
+        if self._ahead is not None:
+            flat = rows.reshape(-1)
+            self._next = (flat, self._ahead.submit(self._gathered, flat, self._staging(len(flat))))
+
+    def _staging(self, count: int) -> Tensor:
+        """Memory of the host for some samples that a device reads by itself."""
+        return torch.empty(
+            count, *self._x.shape[1:], dtype=self._x.dtype, pin_memory=self._copies is not None
+        )
+
+    def _gathered(self, rows: Tensor, into: Tensor) -> Tensor:
+        return torch.index_select(self._x, 0, rows, out=into)
+
     def _from_host(self, rows: Tensor) -> Tensor:
-        """Gathered by the processor and copied beside the kernels of the batch before, from pinned memory."""
-        x = self._x.index_select(0, rows)
+        """Gathered by the processor, if not ahead then now, and copied beside the kernels of the batch before."""
+        prepared, self._next = self._next, None
+        if prepared is not None and torch.equal(prepared[0], rows):
+            x = prepared[1].result()
+        else:
+            x = self._gathered(rows, self._staging(len(rows)))
         if self._copies is None:
             return x.to(self.device)
         with torch.cuda.stream(self._copies):
-            sent = x.pin_memory().to(self.device, non_blocking=True)
+            sent = x.to(self.device, non_blocking=True)
         now = torch.cuda.current_stream(self.device)
         now.wait_stream(self._copies)
         sent.record_stream(now)

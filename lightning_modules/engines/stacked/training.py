@@ -6,7 +6,7 @@ clients are in order of their number of steps, so that those who are done are si
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from archipelago.strategies.rules import Memory
 from lightning_modules.engines.stacked.batch_table import BatchTable
 from lightning_modules.engines.stacked.batched import Anchors, Batch, BatchedModel
 from lightning_modules.engines.stacked.chunks import Chunks
+from lightning_modules.engines.stacked.device_memory import ClientRows, DeviceMemory, Positions
 from lightning_modules.engines.stacked.optimizers import SlabOptimizer, Slabs
 from lightning_modules.engines.stacked.work import Outcome, Work
 
@@ -36,33 +37,39 @@ class StackedTraining:
         batch: int | None = None,
         samples: int | None = None,
         fixed: int | None = None,
+        memory: DeviceMemory,
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self._batch, self._pass, self._fixed = batch, samples, fixed
-        self.chunks = Chunks(fixed, fixed=fixed is not None)
+        self._memory = memory
+        self.chunks = Chunks(memory, fixed, fixed=fixed is not None)
         self.ran = False  # whether it trained anybody
 
     def run(self, work: Work) -> Outcome:
-        """All clients, chunk by chunk."""
+        """All clients, chunk by chunk; what comes out is written to tables as it is made."""
         self.ran = True
-        parts = self.chunks.run(len(work), lambda at: self._chunk(work, at))
-        models, slabs, objective, memory = (list(each) for each in zip(*parts, strict=True))
         before = np.zeros(len(work), np.int64) if work.steps is None else work.steps
         steps = before + np.array([len(batches) // work.several for batches in work.batches])
-        return Outcome(
-            _joined(models),
-            {name: _joined([each[name] for each in slabs]) for name in slabs[0]},
-            steps,
-            _joined(objective),
-            {name: _joined([each[name] for each in memory]) for name in memory[0]},
+        count, new = len(work), self._memory.empty
+        names = self.optimizer.names if work.keeps_slabs else ()
+        into = _Tables(
+            models=new(count, self.model.spec.size),
+            slabs={name: new(count, self.optimizer.width) for name in names},
+            kept={name: new(count, self.model.spec.size) for name in work.kept},
         )
+        measured = self.chunks.run(count, lambda at: self._chunk(work, at, into))
+        return Outcome(into.models, into.slabs, steps, torch.cat(measured).cpu().numpy(), into.kept)
 
-    def gradients(self, work: Work) -> tuple[Tensor, Tensor]:
-        """(n, P) gradients of the mean loss over all batches of each client, and (n,) that loss; nothing moves."""
-        parts = self.chunks.run(len(work), lambda at: self._gradients_of(work, at))
-        return _joined([gradient for gradient, _ in parts]), _joined([value for _, value in parts])
+    def gradients(self, work: Work) -> tuple[ClientRows, npt.NDArray[np.float64]]:
+        """(n, P) gradients of the mean loss over all batches of each client; nothing moves.
 
-    def _gradients_of(self, work: Work, at: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        The other value is (n, 2): that loss, and the largest absolute value of the gradient.
+        """
+        into = self._memory.empty(len(work), self.model.spec.size)
+        measured = self.chunks.run(len(work), lambda at: self._gradients_of(work, at, into))
+        return into, torch.cat(measured).cpu().numpy()
+
+    def _gradients_of(self, work: Work, at: Positions, into: ClientRows) -> Tensor:
         model, device = self.model, self.model.device
         order = np.argsort([-len(work.batches[i]) for i in at], kind="stable")
         inside = self._filled(at[order])
@@ -85,14 +92,10 @@ class StackedTraining:
             total[:running] += torch.where(now > 0, now * value, 0.0)
         gradient[:, : model.parameters] = model.of_trained(gradient[:, : model.parameters])
         back = _placed(np.argsort(order), len(inside), device)
-        return (
-            (gradient, total)
-            if back is None
-            else (gradient.index_select(0, back), total.index_select(0, back))
-        )
+        return _written(into, at, _rows(gradient, back), _rows(total, back))
 
-    def _chunk(self, work: Work, at: npt.NDArray[np.int64]) -> tuple[Tensor, Slabs, Tensor, Memory]:
-        """Clients at some positions of `work`: their models, states and mean objectives."""
+    def _chunk(self, work: Work, at: Positions, into: _Tables) -> Tensor:
+        """Clients at some positions of `work`, into the tables; returns what is measured of them."""
         counts = np.array([len(work.batches[i]) for i in at])
         order = np.argsort(-counts, kind="stable")  # whoever has more steps comes first
         inside = self._filled(at[order])
@@ -100,28 +103,22 @@ class StackedTraining:
         width = self.model.parameters
         start = work.start(inside)
         theta, buffers = start[:, :width].contiguous(), start[:, width:].contiguous()
-        where = _placed(inside, len(work), self.model.device)
-        slabs = {
-            name: slab if where is None else slab.index_select(0, where) for name, slab in work.slabs.items()
-        }
-        slabs = {name: slab.clone() if slab is work.slabs[name] else slab for name, slab in slabs.items()}
-        memory = {
-            name: value.clone() if where is None else value.index_select(0, where)
-            for name, value in work.memory.items()
-        }
-        objective = self._steps(work, table, theta, buffers, slabs, memory, inside, where)
-        models = torch.cat([theta, buffers], dim=1) if buffers.shape[1] else theta
+        del start
+        slabs, memory = work.slabs(inside), work.memory(inside)
+        objective = self._steps(work, table, theta, buffers, slabs, memory, inside)
         back = _placed(np.argsort(order), len(inside), self.model.device)
-        if back is None:
-            return models, slabs, objective, memory
-        return (
-            models.index_select(0, back),
-            {name: slab.index_select(0, back) for name, slab in slabs.items()},
-            objective.index_select(0, back),
-            {name: value.index_select(0, back) for name, value in memory.items()},
-        )
+        for name, rows in into.slabs.items():
+            rows.write(int(at[0]), _rows(slabs[name], back))
+        objective = _rows(objective, back)
+        for name, rows in into.kept.items():
+            kept = _rows(memory[name], back)
+            objective = torch.where(torch.isfinite(kept).all(dim=1), objective, torch.nan)
+            whole = torch.cat([kept, _rows(buffers, back)], dim=1) if buffers.shape[1] else kept
+            rows.write(int(at[0]), whole)
+        models = torch.cat([theta, buffers], dim=1) if buffers.shape[1] else theta
+        return _written(into.models, at, _rows(models, back), objective)
 
-    def _filled(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _filled(self, positions: Positions) -> Positions:
         """Positions of a chunk, the first one again and again where a chunk has a fixed number of clients."""
         missing = max(0, (self.chunks.most or 0) - len(positions)) if self._fixed else 0
         return np.concatenate([positions, np.repeat(positions[:1], missing)])
@@ -134,29 +131,32 @@ class StackedTraining:
         buffers: Tensor,
         slabs: Slabs,
         memory: Memory,
-        inside: npt.NDArray[np.int64],
-        where: Tensor | None,
+        inside: Positions,
     ) -> Tensor:
         """All steps of a chunk, in place; returns the mean objectives."""
         model, device = self.model, self.model.device
         before = np.zeros(len(work), np.int64) if work.steps is None else work.steps
         several = work.several
         counters = self.optimizer.counters(before[inside], table.lengths[:, ::several], device, work.rate)
-        anchors = _anchors_at(work.anchors, where)
-        scale = work.scale if work.scale is None or where is None else work.scale.index_select(0, where)
+        anchors = work.anchors(inside)
+        scale = work.scale
+        if scale is not None and (where := _placed(inside, len(work), device)) is not None:
+            scale = scale.index_select(0, where)
         moving = None if work.only is None else model.columns_of(work.only)
         total = torch.zeros(len(inside), dtype=torch.float64, device=device)
-        for step in range(table.lengths.shape[1] // several):
+        # Fixed shapes: nobody leaves, some do nothing.
+        everyone = self._fixed or model.compiles
+        here = (
+            (table.lengths[:, ::several] > 0).sum(axis=0).tolist()
+        )  # clients that are not done, step by step
+        for step, running in enumerate(here[: table.lengths.shape[1] // several]):
             first = step * several
-            running = int((table.lengths[:, first] > 0).sum())
-            # Fixed shapes: nobody leaves, some do nothing.
-            stays = len(inside) if self._fixed or model.compiles else running
+            stays = len(inside) if everyone else running
             active = table.active(first) if stays > running else None
             batches = [table.batch(first + number, stays, scale) for number in range(several)]
-            now = [
-                {name: (v if shared else v[:stays], shared) for name, (v, shared) in each.items()}
-                for each in anchors
-            ]
+            if several == 1 and step + 1 < len(here):
+                table.prepare(step + 1, len(inside) if everyone else here[step + 1])
+            now = _first(anchors, stays)
             lengths = table.lengths[:running, first : first + several]
             model.training(step, shortest=int(lengths.min(initial=2)))
             views = {name: slab[:stays] for name, slab in slabs.items()}
@@ -196,13 +196,30 @@ class StackedTraining:
         return gradient, value, new
 
 
-def _anchors_at(anchors: Anchors, where: Tensor | None) -> Anchors:
-    """What penalties hold constant, of the clients of a chunk."""
+@dataclass(frozen=True)
+class _Tables:
+    """Where the chunks of a training are written."""
+
+    models: ClientRows
+    slabs: dict[str, ClientRows]
+    kept: dict[str, ClientRows]
+
+
+def _written(into: ClientRows, at: Positions, rows: Tensor, objective: Tensor) -> Tensor:
+    """Write a chunk's models; (m, 2): its objectives, and the largest absolute value of each model."""
+    into.write(int(at[0]), rows)
+    return torch.stack([objective, rows.abs().amax(dim=1).to(torch.float64)], dim=1)
+
+
+def _rows(values: Tensor, back: Tensor | None) -> Tensor:
+    """The rows of a chunk in the order of its clients; `back` is None if they are."""
+    return values if back is None else values.index_select(0, back)
+
+
+def _first(anchors: Anchors, count: int) -> Anchors:
+    """What penalties hold constant, of the first clients of a chunk."""
     return [
-        {
-            name: (value, shared) if shared or where is None else (value.index_select(0, where), shared)
-            for name, (value, shared) in each.items()
-        }
+        {name: (value if shared else value[:count], shared) for name, (value, shared) in each.items()}
         for each in anchors
     ]
 
@@ -221,12 +238,8 @@ def _both(active: Tensor | None, moving: Tensor | None) -> Tensor | None:
     return active & moving
 
 
-def _placed(positions: npt.NDArray[np.int64], count: int, device: torch.device) -> Tensor | None:
+def _placed(positions: Positions, count: int, device: torch.device) -> Tensor | None:
     """Positions as an index on the device; None if they are all of them in order, and nothing has to move."""
     if len(positions) == count and np.array_equal(positions, np.arange(count)):
         return None
     return torch.from_numpy(positions).to(device, non_blocking=True)
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -12,31 +12,42 @@ from torch import Tensor
 from archipelago.strategies.penalties import Penalty
 from archipelago.strategies.rules import Memory, Rule
 from lightning_modules.engines.stacked.batched import Anchors
+from lightning_modules.engines.stacked.device_memory import ClientRows, Positions
 from lightning_modules.engines.stacked.optimizers import Slabs
+
+
+def _nothing(at: Positions) -> dict[str, Tensor]:
+    return {}
+
+
+def _no_anchors(at: Positions) -> Anchors:
+    return []
 
 
 @dataclass(frozen=True)
 class Work:
-    """Local training of n clients, as tables. Places are rows of `rows` and of the tables, all clients' in one."""
+    """Local training of n clients, as tables. Places are rows of `rows` and of the tables, all clients' in one.
 
-    start: Callable[
-        [npt.NDArray[np.int64]], Tensor
-    ]  # (m, P) models of the clients at some positions, fresh memory
+    What is large is asked for by position, for the clients of a chunk: tensors of the device, fresh memory.
+    """
+
+    start: Callable[[Positions], Tensor]  # (m, P) models
     batches: Sequence[Sequence[npt.NDArray[np.int64]]]  # of each client: the places of each of its batches
     rows: Tensor  # sample at each place, where the samples are looked up
     seeds: Sequence[int]
-    slabs: Slabs = field(default_factory=dict)  # (n, parameters) optimizer states
+    slabs: Callable[[Positions], Slabs] = _nothing  # (m, parameters) optimizer states
     steps: npt.NDArray[np.int64] | None = None  # optimizer steps before
     tables: dict[str, Tensor] = field(
         default_factory=dict
     )  # by place: frozen, sample_weights, outputs of penalties
     scale: Tensor | None = None  # (n,)
     penalties: Sequence[Penalty] = ()
-    anchors: Anchors = field(default_factory=list)
+    anchors: Callable[[Positions], Anchors] = _no_anchors
     only: tuple[str, ...] | None = None  # tensors that are trained, by name; None: all
     rule: Rule | None = None  # how a step follows from gradients
-    memory: Memory = field(default_factory=dict)  # what it remembers: (n, parameters), or (n,) numbers
+    memory: Callable[[Positions], Memory] = _nothing  # what it remembers: (m, parameters), or (m,) numbers
     rate: float = 1.0  # what the learning rate is multiplied with in this round
+    keeps_slabs: bool = True  # whether optimizer states are asked for afterwards
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -46,13 +57,20 @@ class Work:
         """Mini-batches that a step takes."""
         return 1 if self.rule is None else len(self.rule.passes)
 
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """What the rule remembers that becomes a private model."""
+        return () if self.rule is None else tuple(self.rule.keeps)
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of it: all still on the device."""
+    """What came out of it, a row for each client."""
 
-    models: Tensor  # (n, P)
-    slabs: Slabs
+    models: ClientRows  # (n, P)
+    slabs: dict[str, ClientRows]
     steps: npt.NDArray[np.int64]  # optimizer steps after
-    objective: Tensor  # (n,) float64: mean over the steps
-    memory: Memory = field(default_factory=dict)  # what the rule remembers then
+    measured: npt.NDArray[
+        np.float64
+    ]  # (n, 2): mean objective, NaN if a kept model is not finite; largest value
+    kept: dict[str, ClientRows] = field(default_factory=dict)  # (n, P) private models that the rule made
