@@ -27,6 +27,7 @@ from archipelago.experiments.runner import run_experiment
 from archipelago.runs.sweeps import read_rows
 from archipelago.sweeps.config import load_sweep
 from docs.hooks import pictures, small_runs
+from docs.hooks.entries import KINDS, documentation, entries, parts_of, split_readings
 from tests.support.callbacks import StopAfter
 from tests.support.documents import DOCUMENTS, DOOR, ROOT, blocks, commands, indented, inline, python
 
@@ -159,6 +160,17 @@ def test_commands_of_method_pages_are_understood():
     assert len(known) > 40
     for name, found in known.items():
         assert found is None or name in load_config(None, found["words"]).method, name
+
+
+def test_method_pages_have_a_paper_and_its_equations():
+    """All but the references that no paper defines."""
+    without = set()
+    for kind in KINDS:
+        for entry in entries(kind):
+            parts = parts_of(split_readings(documentation(entry))[0])
+            if "paper" not in parts or not re.search(r"^    \S", parts.get("map", ""), re.M):
+                without.add(entry.name)
+    assert without == {"local", "oracle", "random"}
 
 
 def test_figures_of_small_runs_are_all_there_and_pictures_can_be_made(tmp_path, monkeypatch):
