@@ -84,10 +84,10 @@ def fault_of_table(path: Path) -> str | None:
         raise
     except (OSError, ValueError, pa.ArrowException) as error:
         return " ".join(str(error).split()).rstrip(".")
-    known = digest.metadata().values() if stated is not None and digest._columns else ()
-    if stated is not None and known and stated.decode(errors="replace") not in known:
-        return "its values are not those that were written"
-    return None
+    if stated is None or not digest._columns:
+        return None
+    same = stated.decode(errors="replace") in digest.metadata().values()
+    return None if same else "its values are not those that were written"
 
 
 def check_header(path: Path) -> None:

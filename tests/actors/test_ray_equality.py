@@ -20,6 +20,7 @@ from actors.growth import Growth
 from actors.ray_actors import RayFleet
 from actors.session import Plan, RaySession
 from archipelago.core.errors import ClientFailure, UserError
+from lightning_modules.engines.compiled.build import CannotBuild, library
 from tests.support import killers
 from tests.support.experiments import outcome, plan_of, run, session_of
 from tests.support.methods import compositions
@@ -135,6 +136,20 @@ def test_every_kind_of_state_in_every_layout(five_actors: RaySession, kind: str,
     assert outcome(session, run(session, ROUNDS)) == in_process(*KINDS[kind])
 
 
+def test_compiled_engine_in_uneven_blocks(five_actors: RaySession) -> None:
+    """Its results depend on the job alone, whatever arena an earlier and larger batch left behind."""
+    settings = ("method=ifca+cam", "local.engine=compiled", "model=cnn_digits", "local.momentum=0.9")
+    session = Borrowed(plan_of(*settings), five_actors, LAYOUTS["three uneven"])
+    reports = run(session, ROUNDS)
+    assert outcome(session, reports) == in_process(*settings)
+    try:
+        library()
+        trained = {"compiled"}
+    except CannotBuild:
+        trained = {"loop"}
+    assert [report.engines for report in reports] == [trained] * ROUNDS
+
+
 def test_one_actor_for_each_of_five_clients(five_actors: RaySession) -> None:
     settings = (*KINDS["momentum"], "clients=5", "data.rotations=1")
     plan = plan_of(*settings, "fleet.clients_per_actor=1")
@@ -149,6 +164,17 @@ def test_every_method(five_actors: RaySession, method: str) -> None:
     settings = (f"method={method}", "participation.fraction=0.75")
     session = Borrowed(plan_of(*settings), five_actors, LAYOUTS["three uneven"])
     assert outcome(session, run(session, ROUNDS)) == in_process(*settings)
+
+
+def test_what_leaves_clients_is_attacked_clipped_and_compressed_alike(five_actors: RaySession) -> None:
+    """Attackers on three actors agree on what they send; each keeps what its updates left out."""
+    attack = ("participation.attackers=0.4", "attack=alie", "participation.fraction=0.75")
+    update = ("update=[clip,topk]", "update.clip=0.5", "update.keep=0.2", "update.feedback=true")
+    settings = ("method=ifca", *attack, *update)
+    session = Borrowed(plan_of(*settings), five_actors, LAYOUTS["three uneven"])
+    reports = run(session, ROUNDS)
+    assert outcome(session, reports) == in_process(*settings)
+    assert all(report.metrics["cost_bytes_up"] > 0 for report in reports)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
