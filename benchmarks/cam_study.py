@@ -3,7 +3,8 @@
 Schedules x warm-ups (none, the shared part, the clients' own models, the base alone; several lengths) x first clusters,
 under a base that assigns by loss (IFCA) and one that assigns by parameters (FeSEM; with `cam.kmeans=size` WeCFL is the
 same), at small and large local progress, on four problems. Seed s is partition s and start s, shared by all methods.
-One line a run in `benchmarks/results/cam_study.jsonl`: a study that was stopped resumes there.
+One line a run in `benchmarks/results/cam_study.jsonl`: a study that was stopped resumes there. What results/cam-defaults.md
+stands on is in `results/cam-defaults.jsonl`.
 
 `python -m benchmarks cam_study data.root=FOLDER` includes CIFAR-10; without the folder it is left out.
 """
@@ -284,9 +285,10 @@ def report(result: dict[str, Any]) -> str:
             "ARI",
             "in use",
             "rises",
+            "shared part",
             "n",
         ]
-        parts.append(table(f"{title}; {result['seeds']} seeds", header, cells))
+        parts.append(table(f"{title}; up to {result['seeds']} seeds", header, cells))
     return "\n".join(parts)
 
 
@@ -295,11 +297,14 @@ def measured(problem: str, lines: list[dict[str, Any]]) -> list[str]:
     values = np.array([final(line) for line in lines]) * (1 if problem == "common part" else 100)
     clustered = lines[0]["ari"] is not None
     spread = values.std(ddof=1) if len(values) > 1 else 0.0
+    # of the variance of the summed outputs: what predictions owe to the part that all have
+    shares = [line["parts"]["part_shared_variance"] for line in lines if line.get("parts")]
     return [
         f"{values.mean():.2f} +- {spread:.2f}",
         f"{values.min():.2f}",
         f"{np.mean([line['ari'] for line in lines]):.2f}" if clustered else "",
         f"{np.mean([line['used'] for line in lines]):.1f}" if clustered else "",
         f"{np.mean([oscillation(line) for line in lines]):.2f}",
+        "" if not shares else f"{100 * np.mean(shares):.1f} %",
         str(len(lines)),
     ]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from archipelago.core.signals import ended_in_order
+from archipelago.runs.status import is_run, read_status
 from benchmarks.hosts import Host, Network, possible
 from benchmarks.tables import table
 
@@ -33,7 +34,7 @@ SETTINGS = (
 )  # fmt: skip
 SWEEP = ("sweep.methods=[fedavg,ifca,fesem+cam]", "sweep.seeds=[0,1]")
 DISK = 192  # MB of the storage that both hosts see
-PATIENCE = 600.0  # seconds that the last sweep may take after the last fault
+PATIENCE = 1200.0  # seconds that the last sweep may take after the last fault
 COMPARED = ("metrics.csv", "clients.parquet", "assignments.parquet")  # and every final model
 
 
@@ -110,11 +111,16 @@ class Chaos:
         self._start()
         return code == 0
 
-    def _compare(self) -> None:
-        """Every file of every trial that equal runs have in common; one that is missing differs."""
+    def _compare(self, *, over: bool = False) -> None:
+        """Every file of every trial that equal runs have in common; one that is missing differs.
+
+        `over`: time is up, and only the trials that are finished are compared.
+        """
         reference = self.network.folder / "reference" / "sweep" / "runs"
         for expected in sorted(reference.iterdir()):
             found = self._path / "runs" / expected.name
+            if over and not (is_run(found) and read_status(found).state == "finished"):
+                continue
             self.trials += 1
             files = [
                 *COMPARED,
@@ -250,6 +256,8 @@ class Chaos:
         while not self._look() and time.monotonic() < deadline:
             time.sleep(0.2)
         finished = time.monotonic() < deadline
+        if not finished:
+            self._compare(over=True)
         return self._result(finished, time.monotonic() - started)
 
     def _strike(self, kind: Callable[[], bool], spread: bool, deadline: float) -> bool:

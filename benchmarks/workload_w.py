@@ -29,7 +29,8 @@ def compare(workload: Workload, rounds: int, *overrides: str, backend: str = "ra
     from actors.cluster import connected
     from actors.session import InProcessSession, RaySession
 
-    plan = workload.plan(f"fleet.actors={PROCESSES}", f"fleet.backend={backend}", *overrides)
+    actors = [f"fleet.actors={PROCESSES}"] if backend == "ray" else []
+    plan = workload.plan(*actors, f"fleet.backend={backend}", *overrides)
     with ExitStack() as stack:
         if backend == "ray":
             stack.enter_context(connected(plan.fleet))

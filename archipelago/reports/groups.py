@@ -267,6 +267,8 @@ def _telling(trial: Trial, run: RunFiles) -> dict[str, Any]:
     """The settings that tell a run from those of other groups."""
     given = {**_ADDED, **dotted(run.config, keep_empty=True)}
     settings = {key: value for key, value in given.items() if not key.startswith(_ELSEWHERE)}
+    if settings.get("data.name") != "synthetic" and not settings.get("plugins"):
+        settings.pop("data.weight_scale", None)  # in every config, read by one, and its default moved
     if run.chose_clusters:
         settings["clusters"] = _AUTO
     settings |= _taken_over(run)

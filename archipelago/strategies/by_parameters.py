@@ -29,6 +29,7 @@ FEW = "models that took few steps are near each other, whatever their group"
 STALE = (
     Known("groups", "participation", "newest known points are of different rounds, and clusters that part early by "
           "that go their own ways", limit=-0.06),
+    Known("oscillation", "participation", "as long as points are of different rounds, clients go back and forth", 0.5),
     Known("accuracy", "participation", "a cluster that is not a group's has fewer clients to learn from", limit=0.05),
 )  # fmt: skip
 STRAGGLERS = Known("groups", "stragglers", FEW, limit=0.1)

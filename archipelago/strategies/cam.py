@@ -73,7 +73,7 @@ from archipelago.core.settings import setting
 from archipelago.strategies.addon import ADDONS, Addon
 from archipelago.strategies.base import UNASSIGNED, ClusteredModels, Strategy, bases_of
 from archipelago.strategies.clustering import ClusteringTask, clustered
-from archipelago.strategies.expectations import Cost, Expectations
+from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.parameters import Vector
 from archipelago.strategies.penalties import Penalty, Proximal
@@ -141,7 +141,17 @@ class CAMOptions:
 class CAM(Addon[ClusteredModels]):
     """F_i = h(Theta_g) + f(Theta_c(i))."""
 
-    expects = Expectations(cost=Cost(down=1, up=1, trainings=1))
+    expects = Expectations(
+        cost=Cost(down=1, up=1, trainings=1),
+        known=(
+            Known(
+                "groups",
+                ("slow", "one_class", "stragglers", "batchnorm"),
+                "the shared model learns of what sets clients apart, and less of it is left to the clusters",
+                limit=-0.06,
+            ),
+        ),
+    )
 
     Options = CAMOptions
     takes_round = True

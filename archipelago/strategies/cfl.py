@@ -127,13 +127,19 @@ class CFL(ClusteredModels):
                 "cost",
                 "stragglers",
                 "a training to measure gamma by is whole, also at a straggler",
-                limit=3.8,
+                limit=4.0,
             ),
             Known(
                 "groups",
                 "participation",
                 "a round's four clients show no difference that is more than noise",
                 limit=-0.06,
+            ),
+            Known(
+                "groups",
+                "slow",
+                "at a tenth of the rate no cluster comes to rest in so few rounds",
+                limit=-0.05,
             ),
             Known(
                 "groups",

@@ -40,6 +40,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.settings import setting
 from archipelago.strategies.addon import ADDONS, Addon
 from archipelago.strategies.base import ClusteredModels, Strategy, bases_of
+from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.parameters import Vector, normalised_rows, weighted_sums
 from archipelago.strategies.penalties import Penalty, part
@@ -63,6 +64,25 @@ class CKSOptions:
 )
 class CKS(Addon[ClusteredModels]):
     """(lambda / 2) S in the local objective."""
+
+    expects = Expectations(
+        cost=Cost(down=1),
+        known=(
+            Known(
+                "groups",
+                ("participation", "batchnorm"),
+                "models pulled together are hard to tell apart",
+                -0.06,
+            ),
+            Known("accuracy", "batchnorm", "running statistics are not pulled together", limit=0.04),
+            Known(
+                "cost",
+                ALL,
+                "the mean is sent for every training of a round, of which CFL may have three",
+                5.0,
+            ),
+        ),
+    )
 
     Options = CKSOptions
 

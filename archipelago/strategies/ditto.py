@@ -68,6 +68,9 @@ class Ditto(SingleModel):
         cost=Cost(down=2, up=1, trainings=2),
         known=(
             Known(
+                "oscillation", "stragglers", "a personal model takes steps of different number", limit=0.06
+            ),
+            Known(
                 "accuracy", ALL, "a personal model learns from the samples of one client alone", limit=0.06
             ),
             Known(

@@ -187,7 +187,11 @@ def expected(base: type[Strategy], addons: Sequence[type[Addon[Any]]] = ()) -> E
     for addon in addons:
         more: Expectations = addon.expects
         cost = None if found.cost is None or more.cost is None else found.cost + more.cost
-        found = replace(found, cost=cost, known=(*found.known, *more.known, *_sums(found, more)))
+        dearer = max((more.cost or Cost()).at(1).values())
+        known = [
+            replace(each, limit=each.limit + dearer) if each.check == "cost" else each for each in found.known
+        ]
+        found = replace(found, cost=cost, known=(*known, *more.known, *_sums(found, more)))
     return found
 
 

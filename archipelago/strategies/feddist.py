@@ -57,6 +57,12 @@ class ReptileStep(SingleModel):
     expects = Expectations(
         cost=Cost(down=1, up=1, trainings=1),
         known=(
+            Known(
+                "progress",
+                "sizes",
+                "the server goes a part of the way, for clients of any size",
+                0.01,
+            ),
             Known("accuracy", ALL, "the server goes a part of the way", limit=0.06),
             Known(
                 "accuracy",

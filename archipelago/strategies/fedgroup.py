@@ -105,6 +105,12 @@ class FedGroup(ClusteredModels):
     expects = Expectations(
         cost=Cost(down=2, up=2, trainings=2),
         known=(
+            Known(
+                "groups",
+                ("one_class", "sizes"),
+                "one client unlike all others, or of few samples, leads a group",
+                limit=-0.1,
+            ),
             Known("cost", "participation", "all clients are asked in the first round", limit=6.1),
             Known(
                 "cost",

@@ -61,7 +61,7 @@ import numpy.typing as npt
 from archipelago.core.settings import setting
 from archipelago.strategies.adoption import sample_entropies
 from archipelago.strategies.base import METHODS
-from archipelago.strategies.expectations import Cost, Expectations, K
+from archipelago.strategies.expectations import Cost, Expectations, K, Known
 from archipelago.strategies.interface import ClientView, FleetView, Handle
 from archipelago.strategies.mixtures import MixtureModels, Weights
 from archipelago.strategies.parameters import Matrix
@@ -84,7 +84,18 @@ class FedRC(MixtureModels):
     """E-step on I, weighted local training of all models, mean of each, shares of labels."""
 
     # What it parts are concepts, the same input with another label: no situation has any.
-    expects = Expectations(ari=0.0, cost=Cost(down=K, up=K, trainings=K))
+    expects = Expectations(
+        ari=0.0,
+        cost=Cost(down=K, up=K, trainings=K),
+        known=(
+            Known(
+                "accuracy",
+                "slow",
+                "a model's steps are as short as its responsibilities are small",
+                limit=0.33,
+            ),
+        ),
+    )
 
     Options = FedRCOptions
     mixes = True

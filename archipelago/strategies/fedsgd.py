@@ -50,6 +50,9 @@ class FedSGD(SingleModel):
         cost=Cost(down=1, up=1, trainings=1),
         known=(
             Known(
+                "progress", "one_class", "one step of the server a round hardly begins to learn", limit=0.01
+            ),
+            Known(
                 "accuracy",
                 ALL,
                 "one step of the server a round, where others take ten at every client",

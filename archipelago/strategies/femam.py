@@ -194,6 +194,18 @@ class FeMAM(LevelledModels):
                 "clients that trained a new level once or twice are hard to tell apart",
                 limit=-0.06,
             ),
+            Known(
+                "groups",
+                "slow",
+                "a level has a share of the rounds, too few at a tenth of the rate",
+                limit=-0.06,
+            ),
+            Known(
+                "accuracy",
+                "slow",
+                "a level has a share of the rounds, too few at a tenth of the rate",
+                limit=0.08,
+            ),
         ),
     )
     history: list[npt.NDArray[np.float64]]  # the newest level's validation losses by client id, latest last

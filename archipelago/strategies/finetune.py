@@ -3,6 +3,10 @@
 Thesis section 7.4.4: after training, one extra local training without aggregation, then the test. The base never
 sees the fine-tuned models.
 
+    theta_i   what client i predicts with under the base: a model, or parts that add up
+    theta_i'  theta_i after one more local training on (X_i, Y_i), each part on top of the others; nothing is averaged
+    F_i(x) = f(x; theta_i')
+
 Readings
 
 When

@@ -74,6 +74,12 @@ class FLHC(OneShot):
     expects = Expectations(
         cost=Cost(down=1, up=1, trainings=1),
         known=(
+            Known(
+                "groups",
+                "stragglers",
+                "updates of few steps are near each other, whatever the group",
+                limit=0.3,
+            ),
             Known("cost", "participation", "all clients are asked in the round that clusters", limit=6.0),
         ),
     )

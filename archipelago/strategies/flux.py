@@ -90,6 +90,12 @@ class FLUX(OneShot):
     expects = Expectations(
         cost=Cost(down=2, up=1.3, trainings=1),
         known=(
+            Known(
+                "groups",
+                ("one_class", "sizes"),
+                "a client unlike all others widens the neighbourhood",
+                limit=-0.05,
+            ),
             Known("cost", "participation", "all clients are described in the round that clusters", limit=7.0),
         ),
     )

@@ -75,7 +75,7 @@ class IFCA(ClusteredModels):
         known=(
             Known(
                 "groups",
-                "one_class",
+                ("one_class", "sizes"),
                 "where one model is ahead at first, both groups may choose it",
                 limit=-0.05,
             ),

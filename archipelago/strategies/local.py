@@ -33,6 +33,7 @@ class Local(Strategy):
     expects = Expectations(
         cost=Cost(down=1, trainings=1),
         known=(
+            Known("progress", "batchnorm", "a client's own statistics of few samples", limit=0.04),
             Known(
                 "accuracy", ALL, "nothing is shared: a client has its own samples and no others", limit=0.14
             ),

@@ -50,7 +50,7 @@ from torch import Tensor
 
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS, SingleModel
-from archipelago.strategies.expectations import Cost, Expectations
+from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.references import Prediction, Reference, Sum
 from archipelago.strategies.rules import Gradient, Memory
@@ -72,7 +72,12 @@ class PerFedAvgOptions:
 class PerFedAvg(SingleModel):
     """FedAvg on f_i(w - alpha grad f_i(w))."""
 
-    expects = Expectations(cost=Cost(down=1, up=1, trainings=2))
+    expects = Expectations(
+        cost=Cost(down=1, up=1, trainings=2),
+        known=(
+            Known("accuracy", "stragglers", "a step takes two batches: fewer steps are left", limit=0.04),
+        ),
+    )
 
     Options = PerFedAvgOptions
     private = True

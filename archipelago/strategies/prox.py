@@ -4,6 +4,9 @@
 global one, or its cluster's (FedProx's term, Li et al. 2020, inside clusters). `few_shots` clusters in the first
 `few_shots.rounds` rounds only and holds the assignment still afterwards (thesis, Algorithms 2 to 4).
 
+    prox        min over theta   F_i(theta) + (mu / 2) ||theta - start||^2      mu  `prox.mu`
+    few_shots   c_t(i) as the base assigns, t <= R;  c_t(i) = c_R(i), t > R     R   `few_shots.rounds`
+
 Readings
 
 prox: where the pull leads
@@ -46,6 +49,9 @@ class Prox(Addon[SingleModel | ClusteredModels]):
     expects = Expectations(
         cost=Cost(),
         known=(
+            Known(
+                "groups", "stragglers", "updates that are pulled back are harder to tell apart", limit=0.25
+            ),
             Known(
                 "accuracy", ALL, "a pull of 0.95 towards the start shortens every client's way", limit=0.09
             ),
@@ -92,6 +98,18 @@ class FewShotsOptions:
 )
 class FewShots(Addon[ClusteredModels]):
     """Clustering frozen after n rounds."""
+
+    expects = Expectations(
+        cost=Cost(),
+        known=(
+            Known(
+                "groups",
+                "stragglers",
+                "a method that splits late has not split when it is held still",
+                limit=-0.05,
+            ),
+        ),
+    )
 
     Options = FewShotsOptions
     state = ("clustered",)

@@ -41,7 +41,7 @@ from archipelago.core.randomness import generator
 from archipelago.core.settings import setting
 from archipelago.strategies.addon import ADDONS, Addon
 from archipelago.strategies.base import ClusteredModels, Strategy
-from archipelago.strategies.expectations import Cost, Expectations, Known
+from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.references import Indices
 
@@ -61,7 +61,10 @@ class RRCluster(Addon[ClusteredModels]):
 
     expects = Expectations(
         cost=Cost(),
-        known=(Known("accuracy", "*", "moved clients train models that are not theirs", limit=0.1),),
+        known=(
+            Known("accuracy", ALL, "moved clients train models that are not theirs", limit=0.1),
+            Known("groups", "participation", "of four clients that take part, many are moved", limit=0.3),
+        ),
     )
 
     Options = RRClusterOptions

@@ -90,6 +90,7 @@ class StoCFL(ClusteredModels):
     expects = Expectations(
         cost=Cost(down=3, up=3, trainings=3),
         known=(
+            Known("groups", "one_class", "the client of one class is a cluster of its own", limit=-0.05),
             Known(
                 "cost",
                 "stragglers",

@@ -37,8 +37,17 @@ CHANGES: Mapping[str, Mapping[str, str]] = {
 def settings(method: str, situation: str, seed: int, length: int = 1) -> list[str]:
     """One run as the command line would be given it, `length` times as long; an empty value leaves a setting out."""
     merged = {**COMMON, **CHANGES[situation], "method": method, "seed": str(seed)}
+    if not _takes_steps(method):
+        merged.pop("participation.stragglers", None)  # a part of no steps: it is refused
     merged["rounds"] = str(length * int(merged["rounds"]))
     return [f"{name}={value}" for name, value in merged.items() if value]
+
+
+def _takes_steps(method: str) -> bool:
+    from archipelago.strategies import METHODS
+
+    base = method.partition("+")[0]
+    return base not in METHODS or METHODS.find(base).takes_steps
 
 
 def clusters_of(situation: str) -> int:

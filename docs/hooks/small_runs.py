@@ -21,6 +21,14 @@ FOLDER = Path(__file__).parents[1] / "methods" / "figures"
 KEPT = FOLDER / "runs.json"
 CLIENTS, ROUNDS = 12, 10
 SHARED = {"clients": CLIENTS, "clusters": 4, "rounds": ROUNDS, "data": "digits", "data.rotations": 4}
+# Entries that do nothing in the setting above, or too little to be seen, and one in which they act.
+ACTS: dict[str, dict[str, Any]] = {
+    "fedbn": {"model": "cnn_fashion"},  # which has BatchNorm layers
+    "feddrift": {"rounds": 20, "drift": ["label_swap@8:0.5"]},  # something that drifts
+    "fedsgd": {"rounds": 60, "local.lr": 1.0},  # one step a round
+    "few_shots": {"few_shots.rounds": 1},  # the first clusters are kept, right or wrong
+    "rr_cluster": {"clusters": 5, "rr_cluster.min_size": 2},  # more clusters than groups: small ones
+}
 BASES = ("fesem", "wecfl", "fedavg")  # what an add-on is shown on: the first that it goes with
 COLOUR, GREY = "#2a63c4", "#8a94a3"
 
@@ -53,29 +61,44 @@ def make(kind: str, name: str) -> None:
     """Run it, draw it, keep it."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as storage:
-        made = _run(kind, name, storage)
+        made = _run(kind, name, storage, settings(name))
         value = None
         if made is not None:
             method, run = made
-            reference = run if method == "fedavg" else _fedavg()
+            reference = run if method == "fedavg" else _fedavg(json.dumps(_compared(name)))
             draw(run, reference, method).savefig(
                 FOLDER / f"{name}.svg", bbox_inches="tight", metadata={"Date": None}
             )
-            words = [f"method={method}", *(f"{key}={value}" for key, value in SHARED.items())]
+            words = [f"method={method}", *(f"{key}={_word(value)}" for key, value in settings(name).items())]
             value = asdict(Found(words, _last(run), _last(reference), _costs(run)))
     known = {**kept(), name: value}
     KEPT.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _run(kind: str, name: str, storage: str) -> tuple[str, Any] | None:
+def settings(name: str) -> dict[str, Any]:
+    """What the small run of an entry is given, apart from its method."""
+    return {**SHARED, **ACTS.get(name, {})}
+
+
+def _compared(name: str) -> dict[str, Any]:
+    """The same for FedAvg, which reads no option of others."""
+    return {key: value for key, value in settings(name).items() if key.partition(".")[0] != name}
+
+
+def _word(value: Any) -> str:
+    return f"[{','.join(value)}]" if isinstance(value, list) else str(value)
+
+
+def _run(kind: str, name: str, storage: str, given: dict[str, Any]) -> tuple[str, Any] | None:
     import archipelago as ar
+    from archipelago.experiments.config import load_config
+    from archipelago.experiments.runner import run_experiment
 
     for method in [name] if kind == "method" else [f"{base}+{name}" for base in BASES]:
         try:
-            return method, ar.run(
-                method=method, clusters=4, clients=CLIENTS, rounds=ROUNDS, data={"name": "digits", "rotations": 4},
-                fleet={"backend": "in_process"}, storage=storage, quiet=True,
-            )  # fmt: skip
+            words = [f"method={method}", *(f"{key}={_word(value)}" for key, value in given.items())]
+            config = load_config(None, [*words, "fleet.backend=in_process", f"storage={storage}"])
+            return method, ar.open_run(run_experiment(config, quiet=True))
         except ar.UserError as error:
             reason = error
     print(f"{name} has no small run: {reason}", file=sys.stderr)
@@ -83,9 +106,10 @@ def _run(kind: str, name: str, storage: str) -> tuple[str, Any] | None:
 
 
 @cache
-def _fedavg() -> Any:
+def _fedavg(given: str) -> Any:
+    """FedAvg under the same settings, once for all that share them."""
     folder = tempfile.mkdtemp(prefix="archipelago-docs-")
-    made = _run("method", "fedavg", folder)
+    made = _run("method", "fedavg", folder, json.loads(given))
     assert made is not None
     return made[1]
 

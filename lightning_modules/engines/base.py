@@ -46,7 +46,7 @@ class Engine:
     sets `model.forward_pass`. What `@ENGINES.register` may declare:
 
     - `exact=True`: the same bits as `loop` on CPU;
-    - `default_on="cpu"` or `"cuda"`: what `auto` means there.
+    - `default_on="cpu"` or `"cuda"`: what `auto` means there; with `opt_in=True` not yet.
 
     `recipe` says which parts of the training recipe it does: "augment" (it takes its batches from `batch`) and "clip"
     (it calls `clip`); settings that ask an engine for a part that it does not do are refused.
@@ -161,9 +161,15 @@ def loss_of(returned: Any) -> Tensor:
 
 
 def default_engine(device: str) -> str:
-    """What `auto` means on a type of device: the engine that declares it, else the one for CPU."""
-    declared = {entry.capabilities.get("default_on"): entry.name for entry in ENGINES.values()}
-    return declared.get(device, declared["cpu"])
+    """What `auto` means on a type of device: the engine that declares it, else the one for CPU.
+
+    Where several do, the reference (`exact`) is what the others fall back to, and comes last.
+    """
+    declared = [entry for entry in ENGINES.values() if not entry.capabilities.get("opt_in")]
+    found = [entry for entry in declared if entry.capabilities.get("default_on") == device]
+    if not found:
+        return default_engine("cpu")
+    return min(found, key=lambda entry: bool(entry.capabilities.get("exact"))).name
 
 
 def engine_entry(name: str, device: str) -> Entry[type[Engine]]:

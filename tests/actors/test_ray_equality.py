@@ -209,11 +209,11 @@ def test_what_goes_wrong_in_a_client_is_reported_as_it_happened(five_actors: Ray
     killers.arm(
         "training", after=4, action="exit"
     )  # a failure of the module's, and neither a loss nor an end
-    with pytest.raises(ClientFailure, match=r"Client 1 failed in round 3 .*sys\.exit\(0\)"):
-        session.run_round(3)
+    with pytest.raises(ClientFailure, match=r"Client 1 failed in round 4 .*sys\.exit\(0\)"):
+        session.run_round(4)
 
     killers.arm("training", after=7, action="nan")
-    report = session.run_round(4)
+    report = session.run_round(5)
     assert report.metrics["dropped"] == 1
     assert [event for event in report.events if "dropped client 2 from local training" in event]
     assert all(np.isfinite(model).all() for model in session.models()["models"].values())

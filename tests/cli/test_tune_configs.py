@@ -78,6 +78,12 @@ def test_tune_configs_ask_for_the_trials_that_they_always_asked_for() -> None:
     assert {name for name in pinned if found[name] != pinned[name]} == set()
 
 
+def test_defaults_are_those_that_the_files_were_written_for() -> None:
+    """A default that changes changes what every file asks for that does not say it: *Results changed*."""
+    pinned, found = json.loads(trial_digests.DEFAULTS.read_text()), trial_digests.defaults()
+    assert {key: (was, found.get(key)) for key, was in pinned.items() if found.get(key) != was} == {}
+
+
 @pytest.mark.parametrize("name", ["thesis-7.6", "fesem-3", "femam"])
 def test_small_is_the_variant_that_is_named_so(name: str) -> None:
     asked = load_sweep(find_config(name), env={}, small=True)
@@ -93,7 +99,12 @@ def test_a_file_opens_with_command_source_cost_and_score(name: str) -> None:
     )
     for word in ("Reproduces:", "Cost:", "Expected:"):
         assert f"# {word}" in header
-    expected = header.split("# Expected:")[1]
+    expected, *measured = header.split("# Expected:")[1].split(
+        "# Measured:"
+    )  # printed, and beside it what we saw
+    for each in measured:
+        pages = re.findall(r"results/[\w.-]+\.md", each)
+        assert pages and all((FOLDER.parent / page).is_file() for page in pages), each
     cost = header.split("# Cost:")[1].split("# Expected:")[0]
     spans = re.findall(r"(?:second|minute|hour|day|week)s?\b", cost)
     assert spans and len(spans) == len(re.findall(rf"(?<!\S)(?:{NUMBER}) (?:{'|'.join(spans)})\b", cost)), (

@@ -12,6 +12,7 @@ from archipelago.experiments.runner import Drive, resume, run_experiment
 from archipelago.reports.groups import make_groups
 from archipelago.reports.tables import build_tables
 from archipelago.runs.sweeps import find_trials
+from lightning_modules.engines import ENGINES, default_engine
 from lightning_modules.engines.compiled import build
 from lightning_modules.engines.compiled import engine as compiled_engine
 from lightning_modules.engines.compiled.build import CannotBuild, library
@@ -149,6 +150,19 @@ def test_kernels_are_asked_for_before_anything_else_starts(tmp_path, monkeypatch
     )
     run_experiment(config_of("method=fedavg", *COMPILED, f"storage={tmp_path}", "rounds=1"), quiet=True)
     assert happened[:3] == ["begin", "Ray starts", "an engine is made"]
+
+
+def test_auto_takes_it_where_it_covers_the_network_once_it_is_no_opt_in(monkeypatch):
+    assert default_engine("cpu") == "loop" and default_engine("cuda") == "stacked"
+    monkeypatch.delitem(ENGINES.entry("compiled").capabilities, "opt_in")
+    assert default_engine("cpu") == "compiled" and default_engine("cuda") == "stacked"
+    for settings, engine in (
+        (("model=cnn_digits",), "compiled"),
+        (("model.target=tests.support.modules.DropoutModule",), "loop"),
+    ):
+        session = session_of(*settings)
+        run(session, 1)
+        assert session.compute().engine == engine
 
 
 def test_a_client_that_is_left_to_the_loop_is_recorded():

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from archipelago.reports.build import ReportRequest, build_report
+from archipelago.reports.summary import figures_of
+from archipelago.runs.files import RunFiles
 
 RESULTS = Path(__file__).parents[2] / "results"
 KEPT = sorted(path.parent.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("table.csv"))
@@ -19,11 +21,14 @@ def test_the_tables_are_those_of_the_runs(name: str, tmp_path: Path) -> None:
     """A sweep, or the runs of several sweeps: one for each partition."""
     kept = RESULTS / name
     paths = [kept] if (kept / "sweep.yaml").is_file() else sorted((kept / "runs").iterdir())
-    build_report(ReportRequest([str(path) for path in paths], out=str(tmp_path), figures="no"))
+    with (kept / "table.csv").open(newline="") as file:
+        against = next((row["compared_with"] for row in csv.DictReader(file) if row["compared_with"]), "best")
+    named = "" if against == "best" else against
+    build_report(ReportRequest([str(path) for path in paths], out=str(tmp_path), figures="no", against=named))
     for file in ("table.md", "table.csv", "table.tex"):
         assert (tmp_path / file).read_text() == (kept / file).read_text(), (
             f"make it again: python -m platform.launch report results/{name}{'' if paths == [kept] else '/runs/*'} "
-            f"out=results/{name}"
+            f"out=results/{name}{f' against={named}' if named else ''}"
         )
 
 
@@ -41,11 +46,14 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", [name for name in KEPT if (RESULTS / f"{name}.md").is_file()])
 def test_a_page_has_the_numbers_of_its_table(name: str) -> None:
-    """Accuracy, lift, macro-F1 and lift of every row."""
+    """Accuracy, lift, macro-F1 and lift of every row, and the differences to the row that it is compared with."""
     with (RESULTS / name / "table.csv").open(newline="") as file:
         found = {(row["method"], row["metric"]): row for row in csv.DictReader(file) if row["mean"]}
-    rows = rows_of((RESULTS / f"{name}.md").read_text(), "The table")
+    page = (RESULTS / f"{name}.md").read_text()
+    rows = rows_of(page, "The table")
     assert {row[0] for row in rows} == {method for method, _ in found}
+    header = page.split("## The table\n")[1].split("\n|", 1)[1].splitlines()[0]
+    columns = [cell.strip().partition(" vs ") for cell in header.strip("|").split("|")][5:]
     for method, *cells in rows:
         for metric, ours, above in zip(
             ("accuracy (%)", "macro-F1 (%)"), cells[0:4:2], cells[1:4:2], strict=True
@@ -54,6 +62,29 @@ def test_a_page_has_the_numbers_of_its_table(name: str) -> None:
             spread = f" ± {float(row['std']):.2f}" if row["std"] else ""
             assert ours == f"{float(row['mean']):.2f}{spread}"
             assert above == (row["lift"] and f"{float(row['lift']):+.2f}")
+        for (metric, versus, other), difference in zip(columns, cells[4:], strict=True):
+            if not versus:
+                continue
+            row = found[method, f"{metric} (%)"]
+            if not row["paired"]:  # the other row itself, a row of guessing, or one partition
+                assert difference == ""
+                continue
+            assert (
+                row["compared_with"] == other or not found[other, f"{metric} (%)"]["paired"]
+            )  # it is the best
+            mean, low, high = (float(row[each]) for each in ("paired", "paired_low", "paired_high"))
+            assert difference == f"{mean:+.2f} [{low:+.2f}, {high:+.2f}] {row['wins']}/{row['losses']}"
+
+
+@pytest.mark.parametrize("name", [path.parent.name for path in sorted(RESULTS.glob("*/one-partition"))])
+def test_a_page_has_the_numbers_of_its_runs_on_one_partition(name: str) -> None:
+    runs = {each.name: RunFiles(each) for each in sorted((RESULTS / name / "one-partition").iterdir())}
+    runs |= {each.name: RunFiles(each) for each in sorted((RESULTS / name / "runs").iterdir())}
+    rows = rows_of((RESULTS / f"{name}.md").read_text(), "One partition")
+    assert {row[0] for row in rows} >= {path.name for path in (RESULTS / name / "one-partition").iterdir()}
+    for trial, _, *shown in rows:
+        final = figures_of(runs[trial])["final"]
+        assert shown == [f"{100 * final[metric]:.2f}" for metric in ("micro_accuracy", "micro_macro_f1")]
 
 
 def test_the_readme_shows_rows_of_the_converged_table() -> None:

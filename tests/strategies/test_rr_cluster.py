@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from archipelago.strategies.cfl import CFLOptions
 from archipelago.strategies.references import Models
 from archipelago.strategies.rr_cluster import RRClusterOptions, rebalanced
 from tests.support.errors import refused
@@ -32,6 +33,20 @@ def test_one_round_by_hand():
     assert method.base.clusters.values.ravel().tolist() == pytest.approx([10.0, -8.0])
     assert method.base.assignment.tolist() == [0, 0, 0, 1]  # what clients chose, and predict with
     assert method.report["rebalanced"] == 1
+
+
+def test_cfl_keeps_the_clusters_that_it_splits_while_clients_are_moved():
+    fleet = scalar_fleet([[(1.0, 10.0)]] * 2 + [[(1.0, -10.0)]] * 2, lr=0.1)
+    cfl = CFLOptions(first=1, gamma=0.0, thresholds="absolute", eps1=0.5, eps2=1.0)
+    options = {"cfl": cfl, "rr_cluster": RRClusterOptions(min_size=1)}
+    method = method_of("cfl+rr_cluster", fleet, clusters=2, options=options)
+    method.base.clusters = Models(np.float32([[0.0]]))
+    method.round(fleet, 1)
+    # Updates are 2 and -2, their mean is at rest: two clusters, each with the model of its own clients.
+    assert method.base.assignment.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
+    assert method.base.clusters.values[method.base.assignment].ravel().tolist() == pytest.approx(
+        [2, 2, -2, -2]
+    )
 
 
 def test_too_few_clients_are_shared_out_and_that_is_said():

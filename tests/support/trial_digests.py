@@ -1,7 +1,8 @@
 """What every file of `tune_configs/`, and its small variant, asks for: pinned as one digest of its trials.
 
 `python -m tests.support.trial_digests` writes the table anew. Do so only where a file is meant to ask for something
-else: the table was first written from the files as they were before they shared bases.
+else: the table was first written from the files as they were before they shared bases. Digests leave out what is at
+its default, so that a new setting changes none; `defaults.json` pins the defaults.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from archipelago.experiments.config import leaves, load_config
 from archipelago.sweeps.config import load_sweep
 
 TABLE = Path(__file__).with_name("trial_digests.json")
+DEFAULTS = Path(__file__).with_name(
+    "defaults.json"
+)  # {setting: its default}: what files do not say counts, too
 
 
 def settings_apart_from_defaults(config: ExperimentSettings) -> dict[str, Any]:
@@ -28,6 +32,11 @@ def settings_apart_from_defaults(config: ExperimentSettings) -> dict[str, Any]:
         if value != leaf.default:
             found[key] = value
     return found
+
+
+def defaults() -> dict[str, str]:
+    """{setting: its default, as Python writes it} of an experiment."""
+    return {key: repr(leaf.default) for key, leaf in sorted(leaves(type(load_config(env={}))).items())}
 
 
 def digest(file: Path) -> dict[str, Any]:
@@ -56,3 +65,4 @@ def digests(folder: Path, names: list[str]) -> dict[str, Any]:
 if __name__ == "__main__":
     known = list(json.loads(TABLE.read_text()))
     TABLE.write_text(json.dumps(digests(TUNE_CONFIGS, known), indent=1) + "\n")
+    DEFAULTS.write_text(json.dumps(defaults(), indent=1) + "\n")

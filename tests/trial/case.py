@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.warm import Ended, Warm
 
-PEAK = 1400  # MB: what the imports hold, and a tiny experiment beside it
+PEAK = 900  # MB: what the imports hold, and a tiny experiment beside it, which takes 500
 # What a command line adds that is to run a tiny experiment in {folder}/runs, in this process.
 TINY = "fleet.backend=in_process rounds=2 clients=4 local.steps=1 storage={folder}/runs name=x"
 

@@ -1,8 +1,10 @@
-"""The engine `compiled`: the papers' networks on CPU, three times faster than PyTorch or more.
+"""The engine `compiled`: the papers' networks on CPU by kernels in C (docs/speed.md has their times beside PyTorch's).
 
 The same mathematics as `loop`, in another order of summation: results agree to rounding, not to the bit. They depend on
-the job alone, not on the jobs beside it, and not on the machine: any x86-64 processor with FMA gives the same bits.
-Penalties are the exception: torch evaluates them, with torch's own promise.
+the job alone, not on the jobs beside it, and what the kernels compute (models, optimizer states, outputs) not on the
+machine: any x86-64 processor with FMA gives the same bits. Torch evaluates penalties, and the losses that models are
+compared by: those are as equal as torch's own arithmetic is. Between torch's AVX2 and its AVX-512 kernels the gradients
+of all penalties had the same bits, and losses differed in the last digits (`tests/support/compiled_machines.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ from lightning_modules.samples import Samples
 
 
 @ENGINES.register(
-    "compiled", "kernels in C for small networks on CPU: the fastest there, not the bits of loop"
+    "compiled",
+    "kernels in C for small networks on CPU: the fastest there, not the bits of loop",
+    default_on="cpu",
+    opt_in=True,  # until 0.4.0 (DECISIONS.md, B4): without this line `auto` takes it wherever it covers the network
 )
 class CompiledEngine(Engine):
     """Steps in C where it covers the network, the loss and the optimizer; else the loop, and says so."""
