@@ -9,6 +9,7 @@ import pytest
 
 from actors.block import ClientBlock
 from actors.client_states import Changes, ClientStates
+from actors.compute import Committed
 from actors.copies import Copies, neighbours, owned
 from actors.recovery import _Standings
 from tests.support.experiments import digest, run, session_of
@@ -26,7 +27,7 @@ def followed(monkeypatch: pytest.MonkeyPatch, rounds: int, *settings: str) -> in
     """Run an experiment in which a copy of every block follows its changes; returns how many values arrived."""
     held, arrived, commit, round = Copies(), [0], ClientBlock.commit, [0]
 
-    def following(self: ClientBlock) -> list[str]:
+    def following(self: ClientBlock) -> Committed:
         name, changes = str(sorted(self.clients)), self.changes()
         if name not in held.rounds():
             held.hold(name, 0, self.snapshot())

@@ -20,6 +20,7 @@ from actors.growth import Growth
 from actors.ray_actors import RayFleet
 from actors.session import Plan, RaySession
 from archipelago.core.errors import ClientFailure, UserError
+from lightning_modules.engines.compiled.build import CannotBuild, library
 from tests.support import killers
 from tests.support.experiments import outcome, plan_of, run, session_of
 from tests.support.methods import compositions
@@ -133,6 +134,20 @@ def test_five_actors_and_a_server_are_six_processes(five_actors: RaySession) -> 
 def test_every_kind_of_state_in_every_layout(five_actors: RaySession, kind: str, layout: str) -> None:
     session = Borrowed(plan_of(*KINDS[kind]), five_actors, LAYOUTS[layout])
     assert outcome(session, run(session, ROUNDS)) == in_process(*KINDS[kind])
+
+
+def test_compiled_engine_in_uneven_blocks(five_actors: RaySession) -> None:
+    """Its results depend on the job alone, whatever arena an earlier and larger batch left behind."""
+    settings = ("method=ifca+cam", "local.engine=compiled", "model=cnn_digits", "local.momentum=0.9")
+    session = Borrowed(plan_of(*settings), five_actors, LAYOUTS["three uneven"])
+    reports = run(session, ROUNDS)
+    assert outcome(session, reports) == in_process(*settings)
+    try:
+        library()
+        trained = {"compiled"}
+    except CannotBuild:
+        trained = {"loop"}
+    assert [report.engines for report in reports] == [trained] * ROUNDS
 
 
 def test_one_actor_for_each_of_five_clients(five_actors: RaySession) -> None:
