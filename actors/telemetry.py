@@ -79,8 +79,8 @@ class Telemetry:
                 self._set("archipelago_round_seconds", seconds, stage=stage)
         instruments = _instruments()
         instruments["archipelago_rounds_total"].inc(1, tags=self._tags)
-        for direction, each in (bytes_moved(metrics, self._model_bytes) or {}).items():
-            moved = each * float(metrics["participants"])
+        for direction, size in (bytes_moved(metrics, self._model_bytes) or {}).items():
+            moved = size * float(metrics["participants"])  # type: ignore[arg-type]  # counted by the server
             if moved > 0:
                 instruments["archipelago_bytes_total"].inc(moved, tags={**self._tags, "direction": direction})
 

@@ -3,8 +3,8 @@
 Schedules x warm-ups (none, the shared part, the clients' own models, the base alone; several lengths) x first clusters,
 under a base that assigns by loss (IFCA) and one that assigns by parameters (FeSEM; with `cam.kmeans=size` WeCFL is the
 same), at small and large local progress, on four problems. Seed s is partition s and start s, shared by all methods.
-One line a run in `benchmarks/results/cam_study.jsonl`: a study that was stopped resumes there. What results/cam-defaults.md
-stands on is in `results/cam-defaults.jsonl`.
+One line a run in `benchmarks/results/cam_study.jsonl`: a study that was stopped resumes there. What
+results/cam-defaults.md stands on is in `results/cam-defaults.jsonl`.
 
 `python -m benchmarks cam_study data.root=FOLDER` includes CIFAR-10; without the folder it is left out.
 """

@@ -21,7 +21,7 @@ def in_notebook(stream: TextIO) -> bool:
         return False
     from IPython import get_ipython
 
-    shell = get_ipython()  # type: ignore[no-untyped-call]  # IPython's own is not annotated
+    shell = get_ipython()
     return shell is not None and hasattr(shell, "kernel")
 
 

@@ -11,47 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-
-def setting(
-    default: Any,
-    about: str,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    largest: int | None = None,
-    choices: tuple[str, ...] | None = None,
-    auto: bool | None = None,
-    read_with: Mapping[str, Any] | None = None,
-) -> Any:
-    """A dataclass field with its documentation and the values it may take.
-
-    `largest`: what is more can only be a mistake of typing, and is refused before memory or days are spent on it.
-    `auto`: the platform finds the value out where none is given; users write `auto`, the config holds None.
-    `read_with`: it is read only beside one of these, {setting: values} or {setting: what it must be more than}; a
-    setting of the same section needs no prefix. Elsewhere it is refused (`experiments/readers.py`).
-    """
-    limits = {
-        "at_least": at_least,
-        "above": above,
-        "at_most": at_most,
-        "below": below,
-        "largest": largest,
-        "choices": choices,
-        "auto": auto,
-        "read_with": read_with,
-    }
-    metadata = {"about": about, **{key: value for key, value in limits.items() if value is not None}}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def section(about: str) -> Any:
-    """A dataclass field that holds settings of any name, for code that the platform does not know."""
-    return field(default_factory=dict, metadata={"about": about})
-
+from archipelago.core.declaring import section as section  # others find both here
+from archipelago.core.declaring import setting as setting
 
 PRECISIONS = ("32", "tf32", "bf16")
 TIERS = ("exact", "seeded", "fast")  # of determinism, the strongest promise first

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,70 +20,11 @@ from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.core.registry import NoOptions, nearest
 from archipelago.core.settings import DataSettings, setting
-from archipelago.data.apportion import Integers
-from archipelago.data.datasets import Array, Dataset, dataset, hold_out, some
+from archipelago.data.datasets import Dataset, dataset, hold_out, some
 from archipelago.data.files import NO_FILES, Damaged, check_md5, fetch, fetch_hint, md5_of, missing, root_of
-from archipelago.data.mapped import Recipe, cache_choices, in_chunks, stored
+from archipelago.data.image_reading import reader_of, recipe_of, refuse_pipe, refuse_size, too_large
+from archipelago.data.mapped import Recipe, cache_choices, stored
 from archipelago.data.options import AttributeOptions, ImageSizeOptions
-
-MOST_PIXELS = 1 << 26  # of one image: 0.2 GB while it is decoded
-
-
-def read_image(name: str, path: Path, side: int, mode: str = "RGB") -> Array:
-    """One image as uint8 (channels, side, side), resized (bicubic) where it has another size."""
-    try:
-        _refuse_pipe(path)
-        with Image.open(path) as image:
-            _refuse_size(name, path, image.size)
-            pixels = image.convert(mode)
-            if pixels.size != (side, side):
-                pixels = pixels.resize((side, side), Image.Resampling.BICUBIC)
-            values = np.asarray(pixels)
-    except Image.DecompressionBombError as error:
-        raise _too_large(name, path, error) from error
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
-        why = f"{' '.join(str(error).split())}, {path.stat().st_size} bytes, MD5 {md5_of(path)}"
-        raise Damaged(name, path, why) from error
-    return values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
-
-
-def _refuse_pipe(path: Path) -> None:
-    if path.exists() and not path.is_file():
-        raise UserError(
-            f"Expected images to be files, got {path}, a pipe or a device: take it out of the folder."
-        )
-
-
-def _refuse_size(name: str, path: Path, size: tuple[int, int]) -> None:
-    """By its header alone. (Pillow refuses images of more than twice the number that it warns of, 89 million.)"""
-    if size[0] * size[1] > MOST_PIXELS:
-        count = f"{size[0]:,} x {size[1]:,} pixels, and {MOST_PIXELS:,} are the most"
-        raise _too_large(name, path, ValueError(count))
-
-
-def _too_large(name: str, path: Path, error: Exception) -> UserError:
-    """What would take gigabytes to decode, whatever the size of its file."""
-    return UserError(
-        f"Data set '{name}': {path} is too large to be decoded ({' '.join(str(error).split()).rstrip('.')}): make it "
-        "smaller, or take it out."
-    )
-
-
-def _reader(name: str, paths: list[Path], side: int, mode: str = "RGB") -> Callable[[int], Array]:
-    return lambda i: read_image(name, paths[i], side, mode)
-
-
-def _recipe(
-    paths: list[Path],
-    y: Integers,
-    cut: int,
-    read: Callable[[int], Array],
-    shape: tuple[int, ...],
-    owners: Integers | None = None,
-) -> Recipe:
-    order = np.arange(len(paths), dtype=np.int64)
-    return Recipe((len(paths), *shape), lambda: in_chunks(read, order), y, cut, owners)
-
 
 # CelebA ---------------------------------------------------------------------------------------------------
 
@@ -174,8 +115,8 @@ def celeba(settings: DataSettings, options: CelebaOptions, seed: int) -> Dataset
         for path in paths:
             if not path.is_file():
                 raise Damaged("celeba", path, "it is not there")
-        read = _reader("celeba", paths, side)
-        return _recipe(paths, y[order], len(train), read, (3, side, side), people[order])
+        read = reader_of("celeba", paths, side)
+        return recipe_of(paths, y[order], len(train), read, (3, side, side), people[order])
 
     parts = [side, attribute, settings.test_fraction, [md5 for _, md5 in texts]]
     made = stored(settings, "celeba", [*files[:-1], *_listed(files[-1])], parts, recipe)
@@ -244,14 +185,14 @@ def tiny_imagenet(settings: DataSettings, options: NoOptions, seed: int) -> Data
     except (KeyError, IndexError, ValueError) as error:
         why = f"it does not fit wnids.txt or the images: {error}, MD5 {md5_of(annotations)}"
         raise Damaged("tiny_imagenet", annotations, why) from error
-    read = _reader("tiny_imagenet", paths, _TINY_SIDE)
+    read = reader_of("tiny_imagenet", paths, _TINY_SIDE)
     shape = (3, _TINY_SIDE, _TINY_SIDE)
     made = stored(
         settings,
         "tiny_imagenet",
         [wnids, annotations, *paths],
         [],
-        lambda: _recipe(paths, y, len(train), read, shape),
+        lambda: recipe_of(paths, y, len(train), read, shape),
     )
     mean, std = (0.4802, 0.4481, 0.3975), (0.2302, 0.2265, 0.2262)  # FeMAM's
     return Dataset(name="tiny_imagenet", classes=len(number), mean=mean, std=std, **made.parts())
@@ -364,13 +305,13 @@ def image_folder(settings: DataSettings, options: ImageFolderOptions, seed: int)
         paths, labels = [paths[i] for i in order], labels[order]
     mode, channels = ("L", 1) if options.grey else ("RGB", 3)
     side = options.image_size or _side_of(paths[0])
-    read = _reader("image_folder", paths, side, mode)
+    read = reader_of("image_folder", paths, side, mode)
     made = stored(
         settings,
         "image_folder",
         paths,
         [str(root.resolve()), mode, side, settings.test_fraction, classes, cut],
-        lambda: _recipe(paths, labels, cut, read, (channels, side, side)),
+        lambda: recipe_of(paths, labels, cut, read, (channels, side, side)),
         _COPIES,
     )
     return Dataset(name=root.name, classes=len(classes), mean=(0.5,), std=(0.5,), **made.parts())
@@ -418,13 +359,13 @@ def _refuse_loops(part: Path, classes: Iterable[Path]) -> None:
 
 def _side_of(path: Path) -> int:
     """The side of a square image; where it is not square, nobody said what to do."""
-    _refuse_pipe(path)
+    refuse_pipe(path)
     try:
         with Image.open(path) as image:
             width, height = image.size
-        _refuse_size("image_folder", path, (width, height))
+        refuse_size("image_folder", path, (width, height))
     except Image.DecompressionBombError as error:
-        raise _too_large("image_folder", path, error) from error
+        raise too_large("image_folder", path, error) from error
     except (OSError, UnidentifiedImageError) as error:
         raise Damaged("image_folder", path, f"{error}, MD5 {md5_of(path)}") from error
     if width != height:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from archipelago.core.causes import USERS, cause_of, refuse_end
 from archipelago.core.errors import UserError
 from archipelago.core.registry import REGISTRIES
 from archipelago.core.schema import quote
@@ -39,7 +38,9 @@ def check(config: ExperimentSettings, env: Mapping[str, str] | None = None) -> N
     _check_names(config)
     _check_recipe(config)
     _check_evaluation(config)
-    _check_target(config)
+    from lightning_modules.checks import check_target
+
+    check_target(config)
     _check_listeners(config)
     refuse_unread(config)
 
@@ -346,29 +347,10 @@ def _check_metrics(config: ExperimentSettings, classes: int | None) -> None:
             metric.check(classes, config.evaluation.metric_options.get(metric.name, {}))
 
 
-def _check_target(config: ExperimentSettings) -> None:
-    """A module of the user's own must be importable here, before anything is started elsewhere."""
-    target = config.model.target
-    if target is None:
-        return
-    if config.model.name != "auto":
-        raise UserError(
-            f"Expected model.name or model.target, got both ('{config.model.name}' and '{target}'): "
-            "leave one of them out."
-        )
-    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", target):
-        raise UserError(
-            f"Expected model.target as package.module.Class, got '{target}': write where it is defined."
-        )
-    import archipelago.core.torchvision_operators  # noqa: F401  (before the first lightning import)
-    from lightning_modules.base import load_target
-
-    load_target(target)
-
-
 def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], classes: int | None) -> None:
     """Refuse a network that cannot take the data's samples, before anything is started or written."""
     from lightning_modules.augmentations import check_augmentations
+    from lightning_modules.checks import check_module, check_size
 
     check_settings_of_methods(config, [], outputs=classes or 1)
     check_augmentations(config.local, input_shape)
@@ -379,7 +361,7 @@ def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], clas
             "leave it out."
         )
     if config.model.target is not None:
-        _check_module(config, input_shape, classes)
+        check_module(config, input_shape, classes)
         return
     import torch
 
@@ -390,42 +372,8 @@ def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], clas
         refuse_unread(config, default_network(input_shape, classes))
     with torch.device("meta"):  # shapes alone: no memory, no random draw
         network = build_network(config.model, input_shape, classes)
-    _check_size(sum(each.numel() for each in network.parameters()))
+    check_size(sum(each.numel() for each in network.parameters()))
     if config.model.head:
         from lightning_modules.base import checked_head
 
         checked_head(network, config.model.head)
-
-
-def _check_module(config: ExperimentSettings, input_shape: tuple[int, ...], classes: int | None) -> None:
-    """Whether a user's module can be made, trained and sent as a model value, only the module itself can say.
-
-    What it does with the samples is its own affair.
-    """
-    from archipelago.core.randomness import seeded_globals
-    from lightning_modules.base import build_module
-    from lightning_modules.flat import FlatModel
-
-    target = config.model.target
-    try:
-        module = build_module(config.model, config.local, input_shape, classes, config.seed)
-        with seeded_globals(config.seed):
-            FlatModel(module)
-    except UserError:
-        raise
-    except USERS as error:  # whatever the user's own code raises
-        refuse_end(error)
-        raise UserError(f"model.target={target} cannot be used: {cause_of(error)}.") from error
-
-
-def _check_size(parameters: int) -> None:
-    """Refuse a network that this machine could not hold three times over: its values, gradients and momentum."""
-    import psutil
-
-    needed, here = 12 * parameters, psutil.virtual_memory().total
-    if needed > here:
-        raise UserError(
-            f"Expected a network that fits into memory, got one of {parameters:,} parameters: it needs "
-            f"{needed / 1e9:,.0f} GB with its gradients and momentum, and this machine has {here / 1e9:,.0f} GB; "
-            "choose a smaller model."
-        )

@@ -11,9 +11,9 @@ from archipelago.core.own_files import refuse_links
 from archipelago.core.settings import ExperimentSettings
 from archipelago.data import build_federation, partition_seed
 from archipelago.experiments.config import config_to_yaml
-from archipelago.runs.directory import write_federation
 from archipelago.runs.status import is_run
 from archipelago.runs.storage import join
+from archipelago.runs.written import write_federation
 
 
 def partition_address(config: ExperimentSettings) -> str:

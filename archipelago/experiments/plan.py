@@ -30,7 +30,17 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
     population = np.setdiff1d(np.arange(config.clients), held)
     attacking = attackers(population, config.participation.attackers, config.seed)
     _check_attack(config, federation, attacking)
-    server = ServerSetup(
+    server = _server(config, federation, attacking)
+    block = _block(config, federation, len(population), attacking)
+    clients = [_samples_of(federation, number) for number in range(len(federation.clients))]
+    members = expand(list(config.ensemble)) if config.ensemble else [config.method]
+    passes = config.clusters * sum(parts_of(name)[0].value.compares_models for name in members)
+    return Plan(server, block, config.fleet, clients, federation.x, federation.y, run_title(config), passes)
+
+
+def _server(config: ExperimentSettings, federation: Federation, attacking: Any) -> ServerSetup:
+    """What the server needs to know."""
+    return ServerSetup(
         method=config.method,
         ensemble=list(config.ensemble),
         combine=config.combine,
@@ -64,7 +74,11 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         stages=_stages_of(federation),
         adoption=config.adoption,
     )
-    block = BlockSetup(
+
+
+def _block(config: ExperimentSettings, federation: Federation, population: int, attacking: Any) -> BlockSetup:
+    """What every block of clients needs to know."""
+    return BlockSetup(
         seed=config.seed,
         model=config.model,
         local=config.local,
@@ -80,12 +94,8 @@ def make_plan(config: ExperimentSettings, federation: Federation) -> Plan:
         update=config.update,
         attack=config.attack,
         attackers=tuple(attacking.tolist()),
-        participants=selected(config.participation, len(population)),
+        participants=selected(config.participation, population),
     )
-    clients = [_samples_of(federation, number) for number in range(len(federation.clients))]
-    members = expand(list(config.ensemble)) if config.ensemble else [config.method]
-    passes = config.clusters * sum(parts_of(name)[0].value.compares_models for name in members)
-    return Plan(server, block, config.fleet, clients, federation.x, federation.y, run_title(config), passes)
 
 
 def _samples_of(federation: Federation, client: int) -> ClientSamples:

@@ -292,15 +292,15 @@ def _megabytes(group: Group) -> dict[int, float]:
     size = next((found for run in group.shown if (found := model_size(run.path)) is not None), None)
     if size is None:
         return {}
-    moved = [
+    spent = [
         {
-            row["round"]: sum(found.values()) / 1e6
+            row["round"]: sum(moved.values()) / 1e6
             for row in run.metrics
-            if (found := bytes_moved(row, 4 * size)) is not None
+            if (moved := bytes_moved(row, 4 * size)) is not None
         }
         for run in group.shown
     ]
-    return _spent(moved)
+    return _spent(spent)
 
 
 def _seconds(group: Group) -> dict[int, float]:

@@ -84,8 +84,9 @@ def fault_of_table(path: Path) -> str | None:
         raise
     except (OSError, ValueError, pa.ArrowException) as error:
         return " ".join(str(error).split()).rstrip(".")
-    known = stated is not None and digest._columns
-    if known and stated.decode(errors="replace") not in digest.metadata().values():
+    if stated is None or not digest._columns:
+        return None
+    if stated.decode(errors="replace") not in digest.metadata().values():
         return "its values are not those that were written"
     return None
 

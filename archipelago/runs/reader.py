@@ -12,11 +12,11 @@ from archipelago.core.errors import UserError
 from archipelago.core.own_files import numbered_files
 from archipelago.core.registry import nearest
 from archipelago.core.vocabulary import of_run
-from archipelago.runs.directory import is_model
 from archipelago.runs.files import RunFiles
 from archipelago.runs.growing_files import LongTable, read_csv
 from archipelago.runs.status import Status, check_is_run
 from archipelago.runs.trees import read_arrays, read_arrays_and_metadata
+from archipelago.runs.written import is_model
 
 if TYPE_CHECKING:  # pandas takes most of a second to import
     import pandas as pd

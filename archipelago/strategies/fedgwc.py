@@ -142,7 +142,10 @@ class FedGWC(ClusteredModels):
         self.assignment = self.assignment.copy()
         self.assignment[theta.ids[arrived]] = c[arrived]
         self.W, self.met, self.mse, self.calm = (
-            each.copy() for each in (self.W, self.met, self.mse, self.calm)
+            self.W.copy(),
+            self.met.copy(),
+            self.mse.copy(),
+            self.calm.copy(),
         )
         n = self.client_weights(fleet)
         for k in range(self.K):

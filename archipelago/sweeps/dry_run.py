@@ -119,18 +119,7 @@ def _at_a_time(
 
 def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mapping[str, Reservation]) -> Rows:
     """From miniatures of some combinations, run on what their trials would have."""
-    began = time.monotonic()
-    measured: dict[str, float] = {}
-    tried = 0
-    step = max(1, len(sweep.combinations) // CALIBRATED)
-    for label in list(sweep.combinations)[::step]:
-        left = BUDGET - (time.monotonic() - began)
-        if left <= 0:
-            break
-        tried += 1
-        found = seconds_per_round(sweep.combinations[label], left, reserved=reserved[label])
-        if found is not None:
-            measured[label] = found
+    measured, tried = _calibrated(sweep, reserved)
     on_gpus = any(each.gpus for each in reserved.values())
     where = "a GPU of the cluster" if on_gpus else "this machine's CPU"
     sampled = "the clients of one process" if on_gpus else f"{SAMPLED} clients"
@@ -168,6 +157,23 @@ def _time(sweep: Sweep, nodes: Sequence[Mapping[str, float]], reserved: Mapping[
         ("one trial", f"about {duration(each)}"),
         ("the sweep", f"about {duration(whole)}{scheduled}"),
     ]
+
+
+def _calibrated(sweep: Sweep, reserved: Mapping[str, Reservation]) -> tuple[dict[str, float], int]:
+    """Seconds of a round by combination, of some of them; and how many were tried."""
+    began = time.monotonic()
+    measured: dict[str, float] = {}
+    tried = 0
+    step = max(1, len(sweep.combinations) // CALIBRATED)
+    for label in list(sweep.combinations)[::step]:
+        left = BUDGET - (time.monotonic() - began)
+        if left <= 0:
+            break
+        tried += 1
+        found = seconds_per_round(sweep.combinations[label], left, reserved=reserved[label])
+        if found is not None:
+            measured[label] = found
+    return measured, tried
 
 
 def seconds_per_round(

@@ -12,7 +12,7 @@ from PIL import Image
 from archipelago.core.errors import UserError
 from archipelago.data import DATASETS, Dataset, load_dataset
 from archipelago.data.catalogue import fetch_dataset
-from archipelago.data.image_files import read_image
+from archipelago.data.image_reading import read_image
 from tests.support import data_files
 from tests.support.errors import refused
 from tests.support.settings import data_settings

@@ -19,9 +19,10 @@ from archipelago.experiments.partition_preview import write_partition
 from archipelago.experiments.runner import resume, run_experiment
 from archipelago.reports.build import ReportRequest, build_report
 from archipelago.runs.checkpoints import CheckpointWriter, checkpoints
-from archipelago.runs.directory import MODEL_FORMAT, RunDirectory
+from archipelago.runs.directory import RunDirectory
 from archipelago.runs.storage import Mirror, join, read_text, write_text
 from archipelago.runs.trees import write_arrays
+from archipelago.runs.written import MODEL_FORMAT
 from archipelago.sweeps.runner import resume_sweep, run_sweep
 from tests.support.callbacks import StopAfter
 from tests.support.experiments import config_of

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from archipelago import open_run
-from archipelago.runs.directory import _is_record
+from archipelago.runs.written import is_record
 
 
 def assert_equal_runs(one: Path, other: Path) -> None:
@@ -22,7 +22,7 @@ def assert_equal_runs(one: Path, other: Path) -> None:
     for run in (left, right):  # how long each took differs, that it is there does not
         assert [int(each) for each in run.timings["round"]] == rounds
     tables, same = (
-        {path.name: path.read_bytes() for path in (each / "records").glob("*.parquet") if _is_record(path)}
+        {path.name: path.read_bytes() for path in (each / "records").glob("*.parquet") if is_record(path)}
         for each in (one, other)
     )
     assert sorted(tables) == sorted(same) and [name for name in tables if tables[name] != same[name]] == []
