@@ -219,7 +219,7 @@ class Host:
             "--node-ip-address", self.address, "--object-store-memory", str(STORE),
             log=self.folder / "ray.log", **environment,
         )  # fmt: skip
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300  # of a machine that is busy with other things
         while self._ray_nodes(head or self) <= before:
             if time.monotonic() > deadline or self.processes[-1].poll() is not None:
                 raise RuntimeError((self.folder / "ray.log").read_text(errors="replace")[-2000:])
