@@ -31,7 +31,7 @@ check: lint types test  ## What CI runs: lint, types, tests
 
 check-all: check  ## Everything: also the full matrix of layouts and kills, and every table's small variant
 	$(PY) -m pytest -m full --timeout=1800
-	$(PY) -m benchmarks behaviour --processes 2 --out benchmarks/results  # about 20 minutes on two idle cores, less where cells are kept
+	$(PY) -m benchmarks behaviour --processes 2 --out benchmarks/results  # about an hour on two idle cores, less where cells are kept
 
 check-hosts: $(READY)  ## Runs across real hosts: killed, cut off, slow, late (root and `ip netns` needed; Linux)
 	$(PY) -m pytest tests/hosts -m hosts --timeout=1800

@@ -25,6 +25,7 @@ NAMES = (
     "memory",
     "start",
     "scale",
+    "visits",
     "fleet_memory",
     "memory_slope",
     "loss",
@@ -53,7 +54,7 @@ OPTIONS = {
     "gpu": ("counts", "engines", "gpu"),
     "host": ("engines",),
     "chaos": ("minutes", "seed"),
-    "behaviour": ("reduced", "processes", "methods", "plugins", "out"),
+    "behaviour": ("reduced", "finished", "processes", "methods", "plugins", "out"),
 }
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -142,6 +143,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpu", choices=sorted(GPUS), help="gpu: whose cost model (default: A100)")
     parser.add_argument("--engines", nargs="+", metavar="NAME", help="gpu, host: default loop and stacked")
     parser.add_argument("--reduced", action="store_true", help="behaviour: the part that CI runs")
+    parser.add_argument(
+        "--finished", action="store_true", help="behaviour: the page of the cells that are kept, run nothing"
+    )
     parser.add_argument("--processes", type=_count, help="behaviour: runs at a time (default: 1)")
     parser.add_argument(
         "--methods", nargs="+", metavar="METHOD", help="behaviour: these alone, as in ifca+cam"

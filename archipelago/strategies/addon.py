@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from archipelago.core.registry import NoOptions, Registry
-from archipelago.strategies.base import Context, Strategy, WithState
+from archipelago.strategies.base import Context, Strategy
 from archipelago.strategies.expectations import Expectations
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.penalties import Penalty
 from archipelago.strategies.references import Indices, Prediction
+from archipelago.strategies.state import WithState
 
 Base = TypeVar("Base", bound=Strategy)
 

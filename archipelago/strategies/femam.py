@@ -38,6 +38,9 @@ What K-means sees
             the same of all), from K-means++ starts. `parameters` is the classifier, at length one; `updates` are a
             client's own changes of it in each round, added up
     option  femam.features=parameters|updates, femam.normalise, femam.clustering
+Other distances, and descriptors of a client's data
+    here    none: between points of length one K-means is by cosines already; and a level is to find what those below it
+            left, while a descriptor would say the same at every level
 The first clustering of a level
     code    after its first round
     here    when clients have trained a copy of their own `alone` times, on average: a global model that has converged
@@ -89,7 +92,8 @@ from archipelago.strategies.clustering import CLUSTERING, ClusteringTask, cluste
 from archipelago.strategies.distances import normalised
 from archipelago.strategies.expectations import ALL, Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView, Handle
-from archipelago.strategies.levels import PERSONAL, LevelledModels, Timetable, saturated, some_columns
+from archipelago.strategies.judged_levels import JudgedLevels
+from archipelago.strategies.levels import PERSONAL, Timetable, some_columns
 from archipelago.strategies.penalties import Penalty, Proximal
 from archipelago.strategies.references import Indices, Models, Private, Reference
 
@@ -165,16 +169,16 @@ class FeMAMOptions:
 @METHODS.register(
     "femam", "levels of models, global to personal, whose outputs add up (Chen et al. 2024)", label="FeMAM"
 )
-class FeMAM(LevelledModels):
+class FeMAM(JudgedLevels):
     """Train, cluster and average the newest level on top of the older ones; add the next when it has converged."""
 
     Options = FeMAMOptions
     reads_clusters = True
     per_client: ClassVar[dict[str, float]] = {
-        **LevelledModels.per_client, "history": np.nan, "reference": np.nan, "points": np.nan,
+        **JudgedLevels.per_client, "points": np.nan,
     }  # fmt: skip
     state = (
-        *LevelledModels.state, "history", "reference", "points", "curve", "before", "closed", "K", "until", "turns",
+        *JudgedLevels.state, "points", "K", "turns",
     )  # fmt: skip
     # One level after the other. The first round of a level sends the one that was closed before it, too.
     expects = Expectations(
@@ -208,14 +212,9 @@ class FeMAM(LevelledModels):
             ),
         ),
     )
-    history: list[npt.NDArray[np.float64]]  # the newest level's validation losses by client id, latest last
-    reference: npt.NDArray[np.float64] | None  # the same of the last level each client kept, a mean
     points: (
         npt.NDArray[np.float32] | None
     )  # what K-means sees of each client in the newest level, NaN: nothing yet
-    curve: npt.NDArray[np.float64]  # mean validation losses of the newest level, a round each
-    before: float  # the same before it was added; NaN of level 1
-    until: int  # the last round in which clients train the newest level each for itself, 0: none
     turns: float  # how often a client has trained the newest level, on average
 
     def __init__(self, options: Any, context: Context) -> None:
@@ -305,11 +304,6 @@ class FeMAM(LevelledModels):
         """A client's own copy of the newest level, before that is clustered."""
         return f"level {self.newest + 1} alone"
 
-    @property
-    def trained(self) -> int:
-        """Rounds of the newest level so far."""
-        return len(self.curve)
-
     def settle(self, fleet: FleetView, theta: Handle, start: Indices) -> None:
         """Cluster what came out and average inside each cluster; a personal model is its own average."""
         models, K = self.levels[self.newest], self.plan[self.newest]
@@ -373,71 +367,3 @@ class FeMAM(LevelledModels):
         self.report["clustering_objective"] = found.objective
         rows[seen] = match_labels(before[seen], found.labels, K)[found.labels]
         return rows
-
-    # --- when a level is done ---------------------------------------------------------------------------
-
-    def judge(self, everyone: FleetView) -> None:
-        """Measure the newest level; when it has converged, or the run ends, close it and prune."""
-        if self.closed:
-            return
-        if self.number == 1 and not self.context.has_validation and self.watches:
-            self.events.append(
-                "There are no validation samples (partition.validation=0): FeMAM adds and prunes levels by "
-                "training losses."
-            )
-        loss = np.nan
-        if self.watches and self.number >= self.until:  # clients that train alone predict as before
-            self.history = [*self.history, self.validate(everyone)][-self.options.window :]
-            loss = self.report["stage_loss"] = float(np.nanmean(self.history[-1]))
-        self.curve = np.append(self.curve, loss)
-        if self.done():
-            self.closed = True
-            self.prune()
-            if (level := self.most_kept()) is not None:
-                self.assignment, self.K = self.rows[level].copy(), self.plan[level]
-        missing = len(self.plan) - len(self.levels)
-        if self.number >= self.context.rounds and missing:
-            self.events.append(
-                f"{missing} of {len(self.plan)} levels were never added: level {self.newest + 1} was still being "
-                "trained; ask for more rounds, or set femam.schedule."
-            )
-
-    @property
-    def watches(self) -> bool:
-        """Whether validation losses decide anything."""
-        return not self.options.schedule or self.options.prune != "none"
-
-    def done(self) -> bool:
-        """Whether the newest level has trained enough: by schedule, at its deadline, or because it has converged."""
-        options, level, rounds = self.options, self.newest, self.context.rounds
-        if self.number >= rounds:
-            return True
-        if options.schedule:
-            return level < len(options.schedule) and self.trained >= options.schedule[level]
-        if level + 1 == len(self.plan):
-            return False  # there is nothing to make way for
-        return self.number >= self.timetable.deadline(level) or saturated(
-            self.curve, self.before, options.patience, options.threshold
-        )
-
-    def prune(self) -> None:
-        """Each client keeps the level only if it has lowered its loss below that of the last level it kept."""
-        if not self.watches:
-            return
-        if not self.history:  # nobody has used the level yet
-            return
-        loss = np.mean(self.history, axis=0)
-        if self.reference is None:  # the global level, which everyone keeps
-            self.reference = loss
-            return
-        level, seen = self.newest, self.rows[self.newest] >= 0
-        useless = seen & (loss >= self.reference) & (self.options.prune != "none")
-        self.pruned[level] = useless
-        self.reference = np.where(useless, self.reference, loss)
-        if useless.any():
-            kept = "would drop it, and keep using it (bookkeeping)"
-            what = "drop it" if self.options.prune == "real" else kept
-            self.events.append(
-                f"Level {level + 1} did not lower the loss of {int(useless.sum())} of {int(seen.sum())} clients: "
-                f"they {what}."
-            )

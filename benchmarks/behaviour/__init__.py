@@ -3,6 +3,7 @@
     python -m benchmarks behaviour                  # the whole; writes results/behaviour.md, .csv and .png
     python -m benchmarks behaviour --processes 2
     python -m benchmarks behaviour --reduced        # CI's grid
+    python -m benchmarks behaviour --finished       # the page of what is kept, run nothing
     python -m benchmarks behaviour --methods ifca ifca+cam --plugins my_package.my_method
 
 What methods are held to is declared beside them (`archipelago/strategies/expectations.py`), the situations as settings
@@ -36,6 +37,7 @@ def run(
     miniature: bool,
     *,
     reduced: bool = False,
+    finished: bool = False,
     processes: int = 1,
     methods: Sequence[str] = (),
     plugins: Sequence[str] = (),
@@ -46,11 +48,14 @@ def run(
         importlib.import_module(plugin)
     seeds = tuple(range(rounds)) if rounds else SEEDS
     cells = chosen(reduced or miniature, methods, seeds)
+    kept = grid.Kept(KEPT)
+    if finished:
+        cells = grid.known(cells, kept)
     facts = grid.facts_of(
-        grid.with_baselines(cells), grid.Kept(KEPT), processes, plugins, lambda text: print(text, flush=True)
+        grid.with_baselines(cells), kept, processes, plugins, lambda text: print(text, flush=True)
     )
     result = collected(cells, facts)
-    complete = not (reduced or miniature or methods or plugins or rounds)
+    complete = not (reduced or miniature or methods or plugins or rounds or finished)
     folder = out or (COMMITTED if complete else RESULTS)
     write(result, folder)
     verdicts = result.verdicts()

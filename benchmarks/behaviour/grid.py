@@ -211,6 +211,11 @@ def facts_of(
     return {cell: kept.facts[name] for cell, name in names.items()}
 
 
+def known(cells: Sequence[Cell], kept: Kept) -> list[Cell]:
+    """Those of the cells that are finished, and FedAvg's beside them."""
+    return [cell for cell in cells if identity(cell) in kept.facts and identity(baseline(cell)) in kept.facts]
+
+
 def _run_all(
     cells: Sequence[Cell], processes: int, plugins: Sequence[str]
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:

@@ -91,12 +91,17 @@ def page(result: Result) -> str:
 def _summary(result: Result, verdicts: Verdicts) -> list[str]:
     counts = {state: sum(each.state == state for each in verdicts.values()) for state in SYMBOLS}
     runs = sum(map(len, result.runs.values()))
-    seeds = max(map(len, result.seeds.values()), default=0)
+    each = sorted(set(map(len, result.seeds.values()))) or [0]
+    seeds = (
+        f"{each[0]} to {each[-1]} seeds" if len(each) > 1 else f"{each[0]} seed{'s' if each[0] != 1 else ''}"
+    )
+    missing = len(result.methods) * len(result.situations) - len(verdicts)
     return [
         f"{len(result.methods)} methods (every registered base, and every base with each add-on that fits) in "
-        f"{len(result.situations)} plain situations, {seeds} seed{'s' if seeds != 1 else ''} each: {runs} runs on "
+        f"{len(result.situations)} plain situations, {seeds} each: {runs} runs on "
         f"scikit-learn's digits, {result.seconds / 60:.0f} minutes of processor time. Of {len(verdicts)} cells "
-        f"{counts[GREEN]} are green, {counts[AMBER]} amber and {counts[RED]} red; {counts[NONE]} do not apply.",
+        f"{counts[GREEN]} are green, {counts[AMBER]} amber and {counts[RED]} red; {counts[NONE]} do not apply."
+        + (f" {missing} more have not been run yet: their places are empty." if missing else ""),
         "",
         f"`python -m benchmarks behaviour` makes this page, [the picture](behaviour.png) and "
         f"[the numbers](behaviour.csv) again ({result.code}). What each method is held to stands beside it, as "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from benchmarks.behaviour.checks import AMBER, GREEN, NONE, RED
 from benchmarks.behaviour.page import LETTERS, TITLES, Result
@@ -64,7 +65,19 @@ def draw(result: Result, path: Path) -> None:
     handles = [Patch(facecolor=COLOURS[state], label=words) for state, words in shown.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.text(0.005, 0.005, "points of accuracy over FedAvg", fontsize=7, color="#666666")
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    _save_small(figure, path)
+
+
+def _save_small(figure: Any, path: Path) -> None:
+    """As a PNG of few colours: the matrix has four, and shades of grey between them and the letters."""
+    import io
+
+    from PIL import Image
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=90, metadata={"Software": None})
+    with Image.open(drawn) as image:
+        image.convert("RGB").quantize(48).save(path, optimize=True)
 
 
 def _two_lines(title: str) -> str:

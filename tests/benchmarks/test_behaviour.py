@@ -112,3 +112,16 @@ def test_the_page_and_the_table_show_every_cell(facts):
     rows = list(csv.DictReader(io.StringIO(table(result))))
     assert len(rows) == len(CELLS)
     assert "alike" in next(row["missed"] for row in rows if row["method"] == "splits_at_random")
+
+
+@pytest.mark.full
+def test_femam_finds_rotations_with_its_defaults_and_keeps_up_with_fesem_where_few_take_part(tmp_path):
+    """All four clustered levels, patience and personal models; the same three times as long where 20% take part."""
+    rotations = grid.whole(["femam"], ["rotations"])
+    few = grid.whole(["femam", "fesem"], ["participation"])
+    made = grid.facts_of(grid.with_baselines([*rotations, *few]), grid.Kept(tmp_path / "cells.jsonl"))
+    assert verdict([run_of((made,), cell) for cell in rotations]).state == GREEN
+    final = {cell: run_of((made,), cell).final() for cell in few}
+    for cell in few[::2]:
+        beside = next(other for other in few[1::2] if other.seed == cell.seed)
+        assert final[cell] >= final[beside] - 0.02, cell

@@ -14,7 +14,7 @@ from archipelago.reports.repeats import mean, std
 from archipelago.reports.significance import paired_difference
 from archipelago.reports.summary import figures_of
 from archipelago.runs.files import RunFiles
-from benchmarks import cam_study
+from benchmarks import cam_study, clustered
 
 RESULTS = Path(__file__).parents[2] / "results"
 KEPT = sorted(path.parent.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("table.csv"))
@@ -139,3 +139,14 @@ def test_the_best_composition_is_that_of_its_runs() -> None:
         ]  # fmt: skip
     assert {row[0] for row in rows} == {run["method"] for run in runs}
     assert chosen_by == sorted(chosen_by, reverse=True)
+
+
+def test_the_page_of_clustered_methods_has_the_tables_of_its_trials() -> None:
+    lines = (RESULTS / "clustered.jsonl").read_text().splitlines()
+    tables = clustered.report({"found": [json.loads(line) for line in lines]})
+    assert tables in (RESULTS / "clustered.md").read_text(), (
+        "paste what `python -m benchmarks clustered` prints"
+    )
+    asked = {trial.name: (trial.group, trial.seed) for trial in clustered.trials()}
+    for line in map(json.loads, lines):
+        assert asked[line["trial"]] == (line["group"], line["seed"])
