@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from archipelago.reports.build import ReportRequest, build_report
+from archipelago.reports.repeats import mean, std
+from archipelago.reports.significance import paired_difference
 from archipelago.reports.summary import figures_of
 from archipelago.runs.files import RunFiles
 from benchmarks import cam_study, clustered
@@ -103,6 +105,40 @@ def test_the_readme_shows_rows_of_the_converged_table() -> None:
     rows = rows_of((RESULTS / "cifar10-converged.md").read_text(), "The table")
     shown = rows_of((RESULTS.parent / "README.md").read_text(), "On real data")
     assert len(shown) >= 4 and all(row in [each[:5] for each in rows] for row in shown)
+
+
+def test_the_best_composition_is_that_of_its_runs() -> None:
+    runs = [json.loads(line) for line in (RESULTS / "best-composition.jsonl").read_text().splitlines()]
+    rows = rows_of((RESULTS / "best-composition.md").read_text(), "The table")
+    problems = ("rotated", "skewed")
+
+    def values(method: str, problem: str, metric: str = "micro_accuracy") -> dict[int, float]:
+        return {
+            run["seed"]: 100 * run[metric]
+            for run in runs
+            if (run["method"], run["problem"]) == (method, problem)
+        }
+
+    def against_fesem(method: str, problem: str, metric: str = "micro_accuracy") -> str:
+        found = paired_difference(values(method, problem, metric), values("fesem", problem, metric))
+        if method == "fesem" or found is None:
+            return ""
+        return f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}] {found.wins}/{found.losses}"
+
+    chosen_by = []
+    for method, _, *shown in rows:
+        of = {problem: values(method, problem) for problem in problems}
+        assert all(sorted(each) == [0, 1, 2, 3, 4] for each in of.values())
+        chosen_by.append(
+            mean([mean([*values(method, p, "validation_micro_accuracy").values()]) for p in problems])
+        )
+        spread = {p: f"{mean([*of[p].values()]):.2f} ± {std([*of[p].values()]):.2f}" for p in problems}
+        assert shown == [
+            f"{chosen_by[-1]:.2f}", spread["rotated"], against_fesem(method, "rotated"), spread["skewed"],
+            against_fesem(method, "skewed"), against_fesem(method, "skewed", "micro_macro_f1"),
+        ]  # fmt: skip
+    assert {row[0] for row in rows} == {run["method"] for run in runs}
+    assert chosen_by == sorted(chosen_by, reverse=True)
 
 
 def test_the_page_of_clustered_methods_has_the_tables_of_its_trials() -> None:
