@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.tables import table
 from benchmarks.workload import Workload
 
-CLIENTS = 5_000
+CLIENTS = 2_000
 SHARES = ("everybody", "0.1", "0.01")
 LIMIT = 0.3  # of everybody's seconds, with a tenth of the clients
 
