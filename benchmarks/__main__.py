@@ -25,6 +25,7 @@ NAMES = (
     "memory",
     "start",
     "scale",
+    "visits",
     "fleet_memory",
     "memory_slope",
     "loss",

@@ -58,6 +58,37 @@ AMBIGUOUS |= dict.fromkeys(
 
 # (file, kind or "" for any, part of the text) -> why. A setting's own declaration (its default, its help) may name one.
 ALLOWED = {
+    (
+        "actors/stacked_base.py",
+        "engine",
+        "StackedEngine",
+    ): "the block of clients that this engine trains as one",
+    ("archipelago/cli/demonstration.py", "metric", ""): "what the demonstration says of its own table",
+    ("archipelago/cli/demonstration.py", "add-on", "list cam"): "what the demonstration says to try next",
+    ("archipelago/data/npz.py", "data set", "data=image_folder"): "an example of a remedy",
+    ("archipelago/experiments/readers.py", "logger", "tensorboard"): "the setting tensorboard=true",
+    (
+        "archipelago/reports/groups.py",
+        "data set",
+        "synthetic",
+    ): "the one that reads a setting of all configs whose default moved",
+    (
+        "archipelago/strategies/",
+        "partition",
+        "",
+    ): "situations of `expectations`, some of which are called as one",
+    ("archipelago/strategies/fedgwc.py", "metric", "mse"): "a name of its own state",
+    (
+        "archipelago/strategies/judged_levels.py",
+        "method",
+        "femam",
+    ): "the settings of the method it is a part of",
+    (
+        "lightning_modules/engines/",
+        "engine",
+        "loop",
+    ): "what other engines do for what they cannot, and say so",
+    ("lightning_modules/engines/", "engine", "LoopEngine"): "what other engines do for what they cannot",
     ("archipelago/cli/help.py", "", "method="): "examples in the help",
     ("archipelago/cli/help.py", "", "data="): "examples in the help",
     ("archipelago/cli/help.py", "", "partition="): "examples in the help",
@@ -65,7 +96,6 @@ ALLOWED = {
     ("archipelago/cli/choose_clusters.py", "", "choose-clusters method="): "an example in the help",
     ("archipelago/cli/partition.py", "partition", "partition="): "examples in the help",
     ("archipelago/cli/listing.py", "method", "ifca"): "an example in the help",
-    ("archipelago/cli/demonstration.py", "metric", "ari"): "what the demonstration says of its own table",
     ("archipelago/experiments/given.py", "method", "method: ifca"): "an example of a line in a file",
     ("archipelago/experiments/new_clients.py", "add-on", "finetune=True"): "the keyword of `adopt`",
     ("archipelago/experiments/checks.py", "engine", "trainer"): "an option of it that local.clip excludes",
@@ -84,11 +114,6 @@ ALLOWED = {
         "metric",
         "accuracy",
     ): "a check of `expectations.CHECKS`, which is called as it",
-    (
-        "archipelago/strategies/expectations.py",
-        "partition",
-        "",
-    ): "situations, some of which are called as one",
     ("archipelago/strategies/fedbn.py", "model", "model=cnn_fashion"): "an example of a remedy",
     (
         "archipelago/strategies/cam.py",
@@ -106,12 +131,6 @@ ALLOWED = {
         "finetune ",
     ): "the slot that draws of published runs are keyed by",
     ("actors/compute.py", "engine", "loop"): "a default",
-    (
-        "actors/stacked_block.py",
-        "engine",
-        "StackedEngine",
-    ): "the block of clients that this engine trains as one",
-    ("lightning_modules/engines/", "engine", "LoopEngine"): "what other engines do for what they cannot",
     ("lightning_modules/flat.py", "engine", "local.engine=trainer"): "an example of a remedy",
 }
 # Data about papers: which row of a paper's table a run belongs to is told by the settings and metrics of that paper.

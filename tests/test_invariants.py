@@ -185,7 +185,7 @@ def test_one_package_reads_and_writes_run_and_sweep_directories() -> None:
 MOST_LINES, MOST_OF_A_FUNCTION = 405, 50  # "about 400", counted with comments and blank lines
 LONGER = {  # files that are one thing, and how long they are at most
     "archipelago/strategies/base.py": 450,
-    "archipelago/strategies/femam.py": 430,
+    "archipelago/strategies/femam.py": 450,
 }
 
 

@@ -86,9 +86,8 @@ def fault_of_table(path: Path) -> str | None:
         return " ".join(str(error).split()).rstrip(".")
     if stated is None or not digest._columns:
         return None
-    if stated.decode(errors="replace") not in digest.metadata().values():
-        return "its values are not those that were written"
-    return None
+    same = stated.decode(errors="replace") in digest.metadata().values()
+    return None if same else "its values are not those that were written"
 
 
 def check_header(path: Path) -> None:

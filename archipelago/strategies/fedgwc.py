@@ -141,12 +141,8 @@ class FedGWC(ClusteredModels):
         arrived = theta.arrived
         self.assignment = self.assignment.copy()
         self.assignment[theta.ids[arrived]] = c[arrived]
-        self.W, self.met, self.mse, self.calm = (
-            self.W.copy(),
-            self.met.copy(),
-            self.mse.copy(),
-            self.calm.copy(),
-        )
+        self.W, self.met = self.W.copy(), self.met.copy()
+        self.mse, self.calm = self.mse.copy(), self.calm.copy()
         n = self.client_weights(fleet)
         for k in range(self.K):
             at = np.flatnonzero(arrived & (c == k))

@@ -38,6 +38,9 @@ What K-means sees
             the same of all), from K-means++ starts. `parameters` is the classifier, at length one; `updates` are a
             client's own changes of it in each round, added up
     option  femam.features=parameters|updates, femam.normalise, femam.clustering
+Other distances, and descriptors of a client's data
+    here    none: between points of length one K-means is by cosines already; and a level is to find what those below it
+            left, while a descriptor would say the same at every level
 The first clustering of a level
     code    after its first round
     here    when clients have trained a copy of their own `alone` times, on average: a global model that has converged

@@ -30,6 +30,11 @@ Faulty clients that become a centre of their own
     here    the `outliers` clients furthest from their centres move no centre and do not count when starts are compared
             (trimmed K-means of Cuesta-Albertos et al. 1997); they keep the nearest centre's label
     option  robust.outliers
+What K-means sees
+    paper   the parameters that each client minimised its own loss with
+    code    the last layer's weights
+    here    as the code; a descriptor of an attacker's data is what the attacker says it is
+    option  robust.features, robust.distance
 Outliers in the aggregate
     here    it trims them, as long as no cluster gets more of them than `trim`, which small clusters soon do; left out
             it is safer against wild clients, one to six percent less accurate where all are honest
@@ -48,7 +53,7 @@ from archipelago.strategies.aggregation import Rule, TrimmedMeanOptions, trimmed
 from archipelago.strategies.base import METHODS, UNASSIGNED
 from archipelago.strategies.by_parameters import SIZES, STALE, STRAGGLERS, ByParameters
 from archipelago.strategies.clustering import Clustering, ClusteringTask, TrimmedKMeansOptions, clustered
-from archipelago.strategies.distances import Features
+from archipelago.strategies.distances import DISTANCES, Features
 from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.references import Indices
@@ -66,8 +71,10 @@ class RobustOptions:
     outliers: float = setting(0.2, "share of the clients, furthest from their centres, that moves no centre",
                               at_least=0, below=0.5)  # fmt: skip
     features: str = setting(
-        "classifier", "what K-means sees of a model", choices=("classifier", "head", "parameters")
+        "classifier",
+        "what K-means sees: classifier, head, parameters, updates, or a descriptor (see `list`)",
     )
+    distance: str = setting("euclidean", "how far apart clients are", choices=DISTANCES)
     clustering: str = setting("trimmed_kmeans", "clustering rule (see `list`), or an import path")
     exclude: bool = setting(False, "leave the outliers of K-means out of the aggregate")
     starts: int = setting(10, "starts of K-means, of which the best is kept", at_least=1)
@@ -102,7 +109,7 @@ class Robust(ByParameters):
     def grouped(self, features: Features, weights: npt.NDArray[np.float64] | None, seed: int) -> Clustering:
         options = self.options
         trim = 0.5 if options.centre == "median" else options.centre_trim
-        task = ClusteringTask(features, self.K, seed, starts=options.starts)
+        task = ClusteringTask(features, self.K, seed, starts=options.starts, distance=options.distance)
         own = TrimmedKMeansOptions(trim, options.outliers)
         found = clustered(options.clustering, task, self.context, own)
         if found.outlying is not None:

@@ -28,6 +28,7 @@ from archipelago.experiments.config import (
 )
 from archipelago.experiments.figures_data import write_examples
 from archipelago.experiments.given import code_of, parse_yaml
+from archipelago.experiments.readers import without_unread
 from archipelago.experiments.runner import Drive
 from archipelago.runs.checkpoints import adopt_checkpoint, checkpoints, remove_checkpoint
 from archipelago.runs.directory import RunDirectory
@@ -348,7 +349,10 @@ def _refuse_other_settings(path: Path, config: ExperimentSettings) -> None:
     changed_on_the_way = {key for entry in _schedule(path) for key in entry["values"]}
     if config.choose_clusters:
         changed_on_the_way.add("clusters")
-    then, now = (parse_yaml(config_to_yaml(each), "config.yaml") for each in (written, config))
+    read = (
+        without_unread(each, lambda found: True) for each in (written, config)
+    )  # earlier versions took others too
+    then, now = (parse_yaml(config_to_yaml(each), "config.yaml") for each in read)
     other = first_difference(then, now, changed_on_the_way)
     if other is not None:
         raise UserError(

@@ -157,6 +157,7 @@ def method_page(kind: str, entry: Entry[Any]) -> str:
     about, readings = split_readings(documentation(entry))
     text = parts_of(about)
     found = small_runs.found(kind, entry.name)
+    acts = ", in a setting in which it acts" if entry.name in small_runs.ACTS else ""
     lines = [f"# {entry.label}", "", f"`{setting_of(registry).replace('NAME', entry.name)}`: {escaped(entry.about)}.", ""]  # fmt: skip
     lines += [as_markdown(text["title"]), ""]
     if found is not None:
@@ -176,7 +177,7 @@ def method_page(kind: str, entry: Entry[Any]) -> str:
                   cost_table(found), "", "## A small run", "",
                   f"![{entry.label}: accuracy by round and clients](figures/{entry.name}.svg)", "",
                   f"The command above: scikit-learn's digits, {small_runs.CLIENTS} clients in four groups that see them "
-                  f"turned by 0, 90, 180 and 270 degrees, {small_runs.ROUNDS} rounds, seed 0. It ends at "
+                  f"turned by 0, 90, 180 and 270 degrees, {small_runs.settings(entry.name)['rounds']} rounds, seed 0{acts}. It ends at "
                   f"{100 * found.accuracy:.1f} % accuracy, FedAvg at {100 * found.reference:.1f} %. One small run shows what a "
                   "method does, not how good it is: [tables](../sweeps.md) do.", ""]  # fmt: skip
     else:

@@ -29,6 +29,7 @@ ACTS: dict[str, dict[str, Any]] = {
     "few_shots": {"few_shots.rounds": 1},  # the first clusters are kept, right or wrong
     "rr_cluster": {"clusters": 5, "rr_cluster.min_size": 2},  # more clusters than groups: small ones
 }
+ON = {"few_shots": "ifca"}  # a base whose first clusters are not the last
 BASES = ("fesem", "wecfl", "fedavg")  # what an add-on is shown on: the first that it goes with
 COLOUR, GREY = "#2a63c4", "#8a94a3"
 
@@ -81,8 +82,9 @@ def settings(name: str) -> dict[str, Any]:
 
 
 def _compared(name: str) -> dict[str, Any]:
-    """The same for FedAvg, which reads no option of others."""
-    return {key: value for key, value in settings(name).items() if key.partition(".")[0] != name}
+    """The same for FedAvg, which reads no option of others and has its own learning rate."""
+    own = settings(name).items()
+    return {key: value for key, value in own if key.partition(".")[0] not in (name, "local")}
 
 
 def _word(value: Any) -> str:
@@ -94,7 +96,9 @@ def _run(kind: str, name: str, storage: str, given: dict[str, Any]) -> tuple[str
     from archipelago.experiments.config import load_config
     from archipelago.experiments.runner import run_experiment
 
-    for method in [name] if kind == "method" else [f"{base}+{name}" for base in BASES]:
+    for method in (
+        [name] if kind == "method" else [f"{base}+{name}" for base in ([ON[name]] if name in ON else BASES)]
+    ):
         try:
             words = [f"method={method}", *(f"{key}={_word(value)}" for key, value in given.items())]
             config = load_config(None, [*words, "fleet.backend=in_process", f"storage={storage}"])

@@ -166,6 +166,17 @@ def test_every_method(five_actors: RaySession, method: str) -> None:
     assert outcome(session, run(session, ROUNDS)) == in_process(*settings)
 
 
+def test_what_leaves_clients_is_attacked_clipped_and_compressed_alike(five_actors: RaySession) -> None:
+    """Attackers on three actors agree on what they send; each keeps what its updates left out."""
+    attack = ("participation.attackers=0.4", "attack=alie", "participation.fraction=0.75")
+    update = ("update=[clip,topk]", "update.clip=0.5", "update.keep=0.2", "update.feedback=true")
+    settings = ("method=ifca", *attack, *update)
+    session = Borrowed(plan_of(*settings), five_actors, LAYOUTS["three uneven"])
+    reports = run(session, ROUNDS)
+    assert outcome(session, reports) == in_process(*settings)
+    assert all(report.metrics["cost_bytes_up"] > 0 for report in reports)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_actors_add_each_others_sums(
     five_actors: RaySession, layout: str, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.ray
 def test_stacked_actor_killed_then_resumed_in_another_packing_gives_the_same_bits(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

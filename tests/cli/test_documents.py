@@ -19,6 +19,7 @@ import archipelago
 import archipelago.cli.main
 import benchmarks.__main__
 from archipelago.cli.run import Run
+from archipelago.core.registry import REGISTRIES
 from archipelago.data import DATASETS
 from archipelago.experiments.callbacks import CallbackFailure
 from archipelago.experiments.config import load_config
@@ -26,6 +27,7 @@ from archipelago.experiments.runner import run_experiment
 from archipelago.runs.sweeps import read_rows
 from archipelago.sweeps.config import load_sweep
 from docs.hooks import pictures, small_runs
+from docs.hooks.entries import KINDS, documentation, entries, parts_of, split_readings
 from tests.support.callbacks import StopAfter
 from tests.support.documents import DOCUMENTS, DOOR, ROOT, blocks, commands, indented, inline, python
 
@@ -35,6 +37,8 @@ QUICK = ("partition",)  # benchmarks whose miniature takes a second; tests/bench
 # Small enough for a test; everything else of a documented command stays as it is written.
 SMALLER = ["rounds=2", "local.steps=1", "model=mlp", "fleet.backend=in_process"]
 IN_PROCESS = 'rounds=1, fleet={"backend": "in_process"}'
+CLUSTERED = {"ifca", "fesem", "wecfl", "cfl", "robust", "stocfl", "feddrift", "flhc", "fedgroup", "fedclust", "pacfl",
+             "flux", "fedsoft", "fedem", "fedrc", "femam", "fedgwc"}  # fmt: skip  # that README counts
 ROTATIONS = ROOT / "docs/data/pictures/shifts/rotations.png"
 RUNS = "docs/runs.md"  # opens the run of its own command
 PARTS = "docs/extending.md"  # a file with one part of every kind
@@ -158,6 +162,17 @@ def test_commands_of_method_pages_are_understood():
         assert found is None or name in load_config(None, found["words"]).method, name
 
 
+def test_method_pages_have_a_paper_and_its_equations():
+    """All but the references that no paper defines."""
+    without = set()
+    for kind in KINDS:
+        for entry in entries(kind):
+            parts = parts_of(split_readings(documentation(entry))[0])
+            if "paper" not in parts or not re.search(r"^    \S", parts.get("map", ""), re.M):
+                without.add(entry.name)
+    assert without == {"local", "oracle", "random"}
+
+
 def test_figures_of_small_runs_are_all_there_and_pictures_can_be_made(tmp_path, monkeypatch):
     """`python -m docs.hooks.small_runs` makes what is missing: nothing is. `pictures` draws them again, here one."""
     before = {path: path.read_bytes() for path in small_runs.FOLDER.iterdir()}
@@ -173,6 +188,32 @@ def test_every_python_block_is_run():
     """Those of a document are one program; here is which test runs it."""
     found = {block.document for block in blocks() if block.kind == "python" and not block.why}
     assert found == {*PROGRAMS, RUNS, PARTS, "docs/api.md", "docs/data/own.md"}
+
+
+def test_every_cell_of_the_readme_s_comparison_is_linked_and_a_dash_to_its_evidence():
+    """What others do leads to their pages, what was not found to the place where it was looked for."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What only this does")[2]
+    head, _, *rows = [line for line in text.partition("## ")[0].splitlines() if line.startswith("|")]
+    others = [re.sub(r"\[(.+)\]\(.+\)", r"\1", cell.strip()) for cell in head.strip("|").split("|")][2:]
+    evidence = (ROOT / "docs/compared.md").read_text(encoding="utf-8")
+    assert len(rows) >= 5 and len(others) == 4
+    for row in rows:
+        _, ours, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert re.fullmatch(r"\[[^]]+\]\(docs/[^)]+\)", ours), row
+        for other, cell in zip(others, cells, strict=True):
+            words, link = re.fullmatch(r"\[([^]]+)\]\(([^)]+)\)", cell).groups()
+            if words != "–":
+                assert link.startswith("https://"), cell
+            elif link.startswith("docs/"):
+                title = link.partition("#")[2]
+                sections = re.split(r"^## ", evidence, flags=re.M)
+                (section,) = [
+                    each for each in sections if each.splitlines()[0].lower().replace(" ", "-") == title
+                ]
+                (about,) = [line for line in section.splitlines() if line.startswith(f"| {other} ")]
+                assert "https://" in about, f"{other}: {title}"
+    named = [entry.name for entry in REGISTRIES["method"].values()]
+    assert f"[{len(CLUSTERED & {*named})} methods]" in text  # all of these are registered
 
 
 @pytest.mark.parametrize("document", ["README.md", "examples/README.md", "recipes/README.md", "ARCHITECTURE.md",

@@ -28,7 +28,8 @@ TABLES = [
     *(f"fedsoft-{table}" for table in range(1, 5)), "femam",
 ]  # fmt: skip
 COMPARISONS = [  # groups of methods, of no published table; parts of tables, and what papers ran beside them
-    "clustered", "personalised", "fedsoft-1-synthetic", "fedsoft-cifar10", "femam-published",
+    "adoption", "attacks", "clustered", "drift", "personalised", "fedsoft-1-synthetic", "fedsoft-cifar10",
+    "femam-published",
 ]  # fmt: skip
 OTHERS = [  # what results/ has runs of
     "cifar10-table", "cifar10-released", "cifar10-converged", "pathmnist-subset", "best-composition",
@@ -62,7 +63,6 @@ def test_tune_configs_has_a_file_for_every_published_table_and_no_copy_beside_it
         *OTHERS,
         "demo",
         "comparison",
-        "drift",
         "tuning",
     }
     assert config_names() == sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -73,7 +73,7 @@ def test_tune_configs_has_a_file_for_every_published_table_and_no_copy_beside_it
 def test_tune_configs_ask_for_the_trials_that_they_always_asked_for() -> None:
     """By the names of the files that were there before they shared bases, small copies among them."""
     pinned = json.loads(trial_digests.TABLE.read_text())
-    assert set(pinned) == {*TABLES, *COMPARISONS, *SMALL, *OTHERS, "demo", "comparison", "drift", "tuning"}
+    assert set(pinned) == {*TABLES, *COMPARISONS, *SMALL, *OTHERS, "demo", "comparison", "tuning"}
     found = trial_digests.digests(FOLDER, list(pinned))
     assert {name for name in pinned if found[name] != pinned[name]} == set()
 
@@ -118,7 +118,7 @@ def test_a_file_opens_with_command_source_cost_and_score(name: str) -> None:
         assert {float(number) for number in re.findall(r"\d+\.\d+", expected)} <= printed
 
 
-@pytest.mark.parametrize("name", ["demo", "comparison", "drift", "tuning"])
+@pytest.mark.parametrize("name", ["demo", "comparison", "tuning"])
 def test_the_commands_of_an_example_run_the_file_they_stand_in(name: str) -> None:
     commands = re.findall(r"^#   python -m platform\.launch(.*)$", text_of(name), re.M)
     assert commands

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from archipelago.reports.build import ReportRequest, build_report
+from archipelago.reports.repeats import mean, std
+from archipelago.reports.significance import paired_difference
 from archipelago.reports.summary import figures_of
 from archipelago.runs.files import RunFiles
+from benchmarks import cam_study, clustered
 
 RESULTS = Path(__file__).parents[2] / "results"
 KEPT = sorted(path.parent.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("table.csv"))
@@ -87,7 +91,62 @@ def test_a_page_has_the_numbers_of_its_runs_on_one_partition(name: str) -> None:
         assert shown == [f"{100 * final[metric]:.2f}" for metric in ("micro_accuracy", "micro_macro_f1")]
 
 
+def test_the_table_of_cams_defaults_is_that_of_its_runs() -> None:
+    lines = [json.loads(line) for line in (RESULTS / "cam-defaults.jsonl").read_text().splitlines()]
+    page = (RESULTS / "cam-defaults.md").read_text()
+    shown = page.split("<!-- study -->\n```text\n")[1].split("```\n<!-- /study -->")[0]
+    assert shown.strip() == cam_study.report({"seeds": 3, "lines": lines}).strip()
+    default = [line for line in lines if line["case"][3:5] == ["cluster_first", "auto"]]
+    assert len(default) > 20 and all(line["ari"] == 1.0 for line in default)  # what the page says of it
+    assert all(line["parts"]["part_shared_variance"] > 0.1 for line in default)
+
+
 def test_the_readme_shows_rows_of_the_converged_table() -> None:
     rows = rows_of((RESULTS / "cifar10-converged.md").read_text(), "The table")
     shown = rows_of((RESULTS.parent / "README.md").read_text(), "On real data")
     assert len(shown) >= 4 and all(row in [each[:5] for each in rows] for row in shown)
+
+
+def test_the_best_composition_is_that_of_its_runs() -> None:
+    runs = [json.loads(line) for line in (RESULTS / "best-composition.jsonl").read_text().splitlines()]
+    rows = rows_of((RESULTS / "best-composition.md").read_text(), "The table")
+    problems = ("rotated", "skewed")
+
+    def values(method: str, problem: str, metric: str = "micro_accuracy") -> dict[int, float]:
+        return {
+            run["seed"]: 100 * run[metric]
+            for run in runs
+            if (run["method"], run["problem"]) == (method, problem)
+        }
+
+    def against_fesem(method: str, problem: str, metric: str = "micro_accuracy") -> str:
+        found = paired_difference(values(method, problem, metric), values("fesem", problem, metric))
+        if method == "fesem" or found is None:
+            return ""
+        return f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}] {found.wins}/{found.losses}"
+
+    chosen_by = []
+    for method, _, *shown in rows:
+        of = {problem: values(method, problem) for problem in problems}
+        assert all(sorted(each) == [0, 1, 2, 3, 4] for each in of.values())
+        chosen_by.append(
+            mean([mean([*values(method, p, "validation_micro_accuracy").values()]) for p in problems])
+        )
+        spread = {p: f"{mean([*of[p].values()]):.2f} ± {std([*of[p].values()]):.2f}" for p in problems}
+        assert shown == [
+            f"{chosen_by[-1]:.2f}", spread["rotated"], against_fesem(method, "rotated"), spread["skewed"],
+            against_fesem(method, "skewed"), against_fesem(method, "skewed", "micro_macro_f1"),
+        ]  # fmt: skip
+    assert {row[0] for row in rows} == {run["method"] for run in runs}
+    assert chosen_by == sorted(chosen_by, reverse=True)
+
+
+def test_the_page_of_clustered_methods_has_the_tables_of_its_trials() -> None:
+    lines = (RESULTS / "clustered.jsonl").read_text().splitlines()
+    tables = clustered.report({"found": [json.loads(line) for line in lines]})
+    assert tables in (RESULTS / "clustered.md").read_text(), (
+        "paste what `python -m benchmarks clustered` prints"
+    )
+    asked = {trial.name: (trial.group, trial.seed) for trial in clustered.trials()}
+    for line in map(json.loads, lines):
+        assert asked[line["trial"]] == (line["group"], line["seed"])

@@ -111,6 +111,8 @@ def test_every_option_changes_the_numbers():
     assert default == pytest.approx([26.575, -2.1], rel=1e-6)
     assert by_group(trim=0.25) == pytest.approx([2.15, -2.1], rel=1e-6)
     assert by_group(exclude=True) == pytest.approx([2.1, -2.1], rel=1e-6)
+    assert one_round(features="updates").base.points.ravel()[3] == pytest.approx(-2.0, rel=1e-6)  # from 0
+    assert one_round(distance="cosine").base.centres.ravel().tolist() in ([1.0, -1.0], [-1.0, 1.0])
     assert by_group(outliers=0.0) == pytest.approx([0.0, 0.0], abs=1e-6)  # both groups in one cluster
     assert one_round(centre_trim=0.4).base.centres.max() == pytest.approx(2.1, rel=1e-6)
     skewed = [[(1.0, y)] for y in (10.0, 10.0, 10.0, 10.0, 20.0)]
