@@ -20,19 +20,32 @@ class EndedFromOutside(SystemExit):
 def ended_in_order() -> Iterator[None]:
     """SIGTERM (`ray job stop`, a scheduler's time limit) raises `EndedFromOutside`, and cleans up as Ctrl-C does.
 
-    Signals reach the main thread alone; in any other nothing is changed.
+    Signals reach the main thread alone; in any other nothing is changed. Compiled code that is interrupted (Ray's) may
+    leave by a `SystemExit` of its own: after a SIGTERM that is the same end.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    told = _Terminations.count
     before = signal.signal(signal.SIGTERM, _end)
     try:
         yield
+    except SystemExit as error:
+        if _Terminations.count > told and not isinstance(error, EndedFromOutside):
+            raise EndedFromOutside(128 + signal.SIGTERM) from error
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
+class _Terminations:
+    """How many SIGTERM this process was sent."""
+
+    count = 0
+
+
 def _end(number: int, frame: object) -> None:
+    _Terminations.count += 1
     raise EndedFromOutside(128 + number)
 
 

@@ -44,9 +44,9 @@ _STEPS = ("a method whose clients take steps", lambda base: base.takes_steps)
 OF_METHODS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("server", "update", "aggregation", "attack", "participation.attackers", "weights"), _SENDS),
     **dict.fromkeys(
-        ("local.steps", "local.epochs", "local.batch", "local.keep_optimizer", "local.weight_decay", "local.momentum",
-         "local.clip", "local.clip_by", "local.label_smoothing", "local.augment", "local.augment_options",
-         "local.optimizer", "local.optimizer_options", "participation.stragglers", "evaluation.personal"),
+        ("local.keep_optimizer", "local.weight_decay", "local.momentum", "local.clip", "local.clip_by",
+         "local.label_smoothing", "local.augment", "local.augment_options", "local.optimizer",
+         "local.optimizer_options", "evaluation.personal"),
         _STEPS,
     ),
 }  # fmt: skip
@@ -54,8 +54,8 @@ ATTACKED = ("attack", "participation.attackers")
 
 OF_DATA_SETS = ("data.mapped", "data.cache", "data.test_fraction", "data.download")
 
-# Read in every experiment, whatever else it says, but for `clusters`: one command line compares clustered methods with
-# others, which go without.
+# Read in every experiment, whatever else it says: the length of a training by costs, too, which count in those of
+# FedAvg. But for `clusters`: one command line compares clustered methods with others, which go without.
 ALWAYS = frozenset(
     ("plugins", "method", "ensemble", "clients", "clusters", "holdout_clients", "choose_clusters", "rounds", "seed",
      "precision",
@@ -64,7 +64,7 @@ ALWAYS = frozenset(
      "data.drift", "partition.name", "partition.test_share", "partition.holdout", "partition.compat",
      "partition.validation", "partition.seed", "partition.cache", "partition.min_size", "model.name", "model.target",
      "model.head", "model.init", "local.lr", "local.schedule", "local.warmup", "local.engine", "local.normalise",
-     "participation.fraction", "participation.dropouts", "evaluation.every", "evaluation.batch", "evaluation.train",
+     "local.steps", "local.epochs", "local.batch", "participation.stragglers", "participation.fraction", "participation.dropouts", "evaluation.every", "evaluation.batch", "evaluation.train",
      "evaluation.weights", "evaluation.last", "evaluation.clients", "evaluation.metrics", "evaluation.clusterability",
      "fleet.backend", "fleet.gpus", "checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "records.rounds",
      "records.images")

@@ -39,7 +39,6 @@ Absent clients
     code    their last point
     here    K-means sees the newest known point of every client, which is of another round than others': clusters may
             part by that at first, and stay apart; those never seen join the cluster of least loss
-    option  fesem.features=updates: a point does not age as fast
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ Which form
     option  perfedavg.form=hf
 alpha, beta
     paper   0.001 to 0.01 and 0.001
-    here    alpha is local.lr where it is not given; beta and momentum are those of the experiment's local training
+    here    alpha is local.lr where it is not given; beta and momentum are those of the experiment's local training.
+            With a pull (`+prox`) the step overshoots at 0.05 on digits and training diverges; at 0.01 it does not
     option  perfedavg.alpha
 The step before a client predicts
     paper   one, on a mini-batch of the client's data

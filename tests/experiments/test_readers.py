@@ -43,8 +43,8 @@ from archipelago.sweeps.config import load_sweep
         (["records.rounds=0", "records.tsne=true"], "records.rounds > 0"),
         (["fleet.backend=in_process", "fleet.actors=7"], "fleet.backend=ray"),
         (["fleet.backend=in_process", "fleet.copies=false"], "fleet.backend=ray"),
-        (["method=fedsgd", "local.batch=7"], "clients take steps"),
-        (["method=fedsgd", "participation.stragglers=0.5"], "clients take steps"),
+        (["method=fedsgd", "local.momentum=0.5"], "clients take steps"),
+        (["method=fedsgd", "local.clip=1.0"], "clients take steps"),
         (["method=local", "participation.attackers=0.2"], "clients send models"),
         (["method=local", "weights=uniform"], "clients send models"),
         (["method=local", "aggregation.name=median"], "clients send models"),
@@ -78,6 +78,11 @@ def test_unread_setting_is_refused_with_its_readers(given: list[str], reader: st
         ["method=local", "attack=label_flip", "participation.attackers=0.2"],
         ["ensemble=[local,fedavg]", "weights=uniform"],
         ["data=cifar10", "data.mapped=yes", "data.download=true"],
+        [
+            "method=fedsgd",
+            "local.batch=7",
+            "participation.stragglers=0.5",
+        ],  # costs are multiples of such a training
         ["model.hidden=[8]"],  # the data will say what model=auto means
     ],
 )

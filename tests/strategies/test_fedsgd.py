@@ -57,10 +57,17 @@ def test_a_rule_for_odd_clients_applies_to_the_gradients():
     assert after_one_round(three, lr=0.1).base.model.tolist() == pytest.approx([7.4666667], rel=1e-6)
 
 
-@pytest.mark.parametrize("given", ["local.steps=7", "local.batch=3", "local.momentum=0.5"])
-def test_local_settings_other_than_the_learning_rate_are_refused(given: str) -> None:
+def test_the_length_of_a_training_does_not_matter():
+    plain = session_of("method=fedsgd")
+    other = session_of("method=fedsgd", "local.steps=7", "local.batch=3")  # what costs are multiples of
+    run(plain, 2)
+    run(other, 2)
+    assert np.array_equal(plain.server.method.base.model, other.server.method.base.model)
+
+
+def test_other_local_settings_are_refused() -> None:
     with pytest.raises(UserError, match="clients take steps"):
-        session_of("method=fedsgd", given)
+        session_of("method=fedsgd", "local.momentum=0.5")
 
 
 def test_it_descends_on_digits():
