@@ -242,10 +242,13 @@ class FleetSettings:
     address: str | None = setting(
         None, "Ray cluster to join (default: RAY_ADDRESS, else a local one)", **ON_RAY
     )
-    actors: int | None = setting(None, "number of client actors (default: what the cluster serves best)",
-                                    at_least=1, **ON_RAY)  # fmt: skip
-    clients_per_actor: int | None = setting(None, "clients hosted by one actor, instead of `fleet.actors`",
-                                               at_least=1, **ON_RAY)  # fmt: skip
+    actors: int | None = setting(
+        None, "number of client actors, in one process of blocks (default: what the cluster serves best; one block)",
+        at_least=1,
+    )  # fmt: skip
+    clients_per_actor: int | None = setting(
+        None, "clients hosted by one actor, instead of `fleet.actors`", at_least=1
+    )
     cpus: float = setting(1.0, "CPUs per client actor", above=0, **ON_RAY)
     gpus: float | None = setting(
         None, "GPUs per client actor: a fraction shares a device, 0 means CPUs; auto: one whole GPU where the cluster "

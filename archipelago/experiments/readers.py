@@ -64,9 +64,11 @@ ALWAYS = frozenset(
      "data.drift", "partition.name", "partition.test_share", "partition.holdout", "partition.compat",
      "partition.validation", "partition.seed", "partition.cache", "partition.min_size", "model.name", "model.target",
      "model.head", "model.init", "local.lr", "local.schedule", "local.warmup", "local.engine", "local.normalise",
-     "local.steps", "local.epochs", "local.batch", "participation.stragglers", "participation.fraction", "participation.dropouts", "evaluation.every", "evaluation.batch", "evaluation.train",
+     "local.steps", "local.epochs", "local.batch", "participation.stragglers", "participation.fraction",
+     "participation.dropouts", "evaluation.every", "evaluation.batch", "evaluation.train",
      "evaluation.weights", "evaluation.last", "evaluation.clients", "evaluation.metrics", "evaluation.clusterability",
-     "fleet.backend", "fleet.gpus", "checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "records.rounds",
+     "fleet.backend", "fleet.actors", "fleet.clients_per_actor", "fleet.gpus", "checkpoint.every", "checkpoint.minutes",
+     "checkpoint.keep", "records.rounds",
      "records.images")
 )  # fmt: skip
 # Read by what they are arguments of, which refuses them where it is not named.

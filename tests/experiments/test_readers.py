@@ -41,7 +41,7 @@ from archipelago.sweeps.config import load_sweep
         (["method=fesem", "trimmed_kmeans.trim=0.1"], "fesem.clustering=trimmed_kmeans"),
         (["records.rounds=0", "records.clients=30"], "records.rounds > 0"),
         (["records.rounds=0", "records.tsne=true"], "records.rounds > 0"),
-        (["fleet.backend=in_process", "fleet.actors=7"], "fleet.backend=ray"),
+        (["fleet.backend=in_process", "fleet.restarts=7"], "fleet.backend=ray"),
         (["fleet.backend=in_process", "fleet.copies=false"], "fleet.backend=ray"),
         (["method=fedsgd", "local.momentum=0.5"], "clients take steps"),
         (["method=fedsgd", "local.clip=1.0"], "clients take steps"),

@@ -32,8 +32,6 @@ def config_of(*overrides: str) -> Any:
     replaced = {override.partition("=")[0] for override in overrides}
     if "local.epochs" in replaced:
         replaced.add("local.steps")
-    if any(key.startswith("fleet.") and key != "fleet.gpus" for key in replaced):
-        replaced.add("fleet.backend")  # what is said of actors is read on Ray alone
     if "model.target" in replaced:
         replaced.add("model")
     if "model" in replaced and "model=mlp" not in overrides:
