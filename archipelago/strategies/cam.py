@@ -142,7 +142,9 @@ class CAM(Addon[ClusteredModels]):
     """F_i = h(Theta_g) + f(Theta_c(i))."""
 
     expects = Expectations(
-        cost=Cost(down=1, up=1, trainings=1),
+        cost=Cost(
+            down=1, up=2, trainings=2
+        ),  # 1, 1, 1, but for the round in which a loss-based base gets its clusters
         known=(
             Known(
                 "groups",

@@ -61,9 +61,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def settings_with(*changed: str) -> list[str]:
+    """The settings above, each said once."""
+    given = dict(each.split("=", 1) for each in (*SETTINGS, *changed))
+    return [f"{key}={value}" for key, value in given.items()]
+
+
 def undisturbed(data: Path, storage: Path, *changed: str) -> Path:
     """The same experiment in this process."""
-    settings = [*SETTINGS, *changed, "data=npz", f"data.root={data}", "fleet.backend=in_process"]
+    settings = [*settings_with(*changed), "data=npz", f"data.root={data}", "fleet.backend=in_process"]
     return run_experiment(load_config(None, [*settings, f"storage={storage}"], env={}), quiet=True)
 
 
@@ -81,8 +87,8 @@ class OnHosts:
         self.path = driver.network.shared / "run"
         self.log = driver.network.folder / "driver.log"
         self.process = driver.popen(
-            sys.executable, "-m", "platform.launch", *SETTINGS, "data=npz", "data.root=/tmp/mine.npz", "fleet.actors=2",
-            f"storage={driver.network.shared}", "name=run", *settings,
+            sys.executable, "-m", "platform.launch", *settings_with(*settings), "data=npz", "data.root=/tmp/mine.npz",
+            "fleet.actors=2", f"storage={driver.network.shared}", "name=run",
             log=self.log, RAY_ADDRESS=driver.gcs,
         )  # fmt: skip
 
