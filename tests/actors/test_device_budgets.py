@@ -147,7 +147,11 @@ MORE = (  # what methods do not ask for by themselves
 )
 
 
-@pytest.mark.parametrize("engine", [ENGINE, "loop"])
+# What `loop` does of a method is the method's own and the same requests; the other engine's batches are not.
+ENGINES = [ENGINE, pytest.param("loop", marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", compositions())
 def test_every_method_keeps_its_tensors_on_the_device(method, engine):
     with shadow_session(plan_of(f"method={method}", f"local.engine={engine}", *MORE)) as shadow:

@@ -84,8 +84,10 @@ def test_learning_rate_of_a_round_by_hand() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedsgd"])
 def test_schedule_halves_what_the_second_round_moves(method: str) -> None:
+    plainly = ("local.momentum=0",) if method == "fedavg" else ()  # which nobody reads beside fedsgd
+
     def models(*more: str) -> list[Any]:
-        session = session_of(*SMALL, f"method={method}", "local.momentum=0", "rounds=2", *more)
+        session = session_of(*SMALL, f"method={method}", *plainly, "rounds=2", *more)
         found = [session.models()["models"]["global"].copy()]
         for number in (1, 2):
             session.run_round(number)
