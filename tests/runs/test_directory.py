@@ -393,7 +393,7 @@ def test_a_damaged_table_is_a_sentence(tmp_path: Path) -> None:
     metrics = run.path / "metrics.csv"
     whole = metrics.read_text()
     metrics.write_text(whole.replace("\n2,", "\n2,7,7,7,7,"))
-    with pytest.raises(UserError, match=r"metrics.csv is damaged: line 3 has 10 fields, its header 6"):
+    with pytest.raises(UserError, match=r"metrics.csv is damaged \(line 3 has 10 fields, its header 6\)"):
         RunDirectory.open(run.path).truncate(4)
     metrics.write_text(whole)
     (run.path / "parts" / "clients-000004.parquet").write_bytes(b"PAR1 no")
