@@ -174,6 +174,7 @@ def sampled(*words: str) -> list[str]:
     return tiny("method=fedavg", *drawn, "sweep.seeds=[0,1]", *words)
 
 
+@pytest.mark.full
 def test_own_sampler_killed_and_resumed(theirs: Path) -> None:
     """Trials run in the sweep's own process, which is killed in the first one's third round."""
     line = sampled("fleet.backend=in_process", "rounds=4", "callbacks=[own_parts.KilledOnce]")

@@ -101,7 +101,7 @@ def test_device_budget_of_evaluation(clients):
     check(EVALUATE, "evaluate", second_round(ENGINE, "ifca", clients), models_excepted=True)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_device_budget_is_counted_the_same_with_the_arithmetic():
     with_it, without = (second_round(ENGINE, "fedavg", 10, "seeded", dry, 20).counts for dry in (False, True))
     assert with_it == without

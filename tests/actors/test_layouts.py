@@ -24,7 +24,7 @@ from archipelago.experiments.runner import resume, run_experiment
 from archipelago.runs.checkpoints import CheckpointWriter, latest
 from tests.support.callbacks import StopAfter
 from tests.support.experiments import config_of, digest, outcome, run, session_of
-from tests.support.methods import matrix
+from tests.support.methods import compositions, matrix
 from tests.support.runs import assert_equal_runs
 
 # Everything that keeps state or depends on who takes part: momentum, stragglers, clients not seen yet.
@@ -181,7 +181,16 @@ def stop_and_resume(method: str, stop: int, folder: Path) -> Path:
     return resume(folder / "run", quiet=True)
 
 
+# What a checkpoint on disk holds of every method is above; of what resume does with it, a few methods tell.
+RESUMED = ("fedavg", "ifca+cam", "fesem+cam", "fedem", "femam", "cfl", "ditto", "scaffold")
+STOPPED_METHODS = [
+    pytest.param(f"method={name}", marks=() if name in RESUMED else pytest.mark.full)
+    for name in compositions()
+]
+
+
 # With a checkpoint on its way to the disk.
+@pytest.mark.parametrize("method", [*STOPPED_METHODS, "ensemble=[local,ifca+cam]"])
 def test_a_run_that_was_stopped_and_resumed_leaves_the_same_files(
     method: str, tmp_path: Path, whole_run: Callable[[str], Path]
 ) -> None:

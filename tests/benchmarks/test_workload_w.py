@@ -42,7 +42,9 @@ def test_ragged_workload_w_has_as_many_images_in_unequal_numbers():
 
 
 @pytest.mark.parametrize(
-    "workload", [SMALL, fresh(SMALL), RAGGED], ids=["momentum kept", "fresh momentum", "ragged"]
+    "workload",
+    [SMALL, pytest.param(fresh(SMALL), marks=pytest.mark.full), RAGGED],
+    ids=["momentum kept", "fresh momentum", "ragged"],
 )
 def test_the_bare_loop_and_the_platform_end_at_the_same_model(workload):
     session = InProcessSession(workload.plan("fleet.backend=in_process"))

@@ -571,7 +571,7 @@ def test_calibration_on_a_gpu_serves_all_clients_of_a_process(monkeypatch: pytes
 
 def test_a_trial_that_no_node_can_hold_is_a_sentence() -> None:
     with refused("capacity", wanted=1):
-        reserved_for(9, "fleet.cpus=8")
+        reserved_for(9, "fleet.backend=ray", "fleet.cpus=8")
 
 
 def test_a_nodesees_what_another_one_wrote_or_does_not(tmp_path: Path) -> None:
@@ -774,7 +774,7 @@ def test_calibration_counts_evaluations_as_often_as_there_are(monkeypatch: pytes
                for n in (1, 4)]  # fmt: skip
     assert seconds == pytest.approx([28.0, 22.0])  # of eight clients
     cam = seconds_per_round(
-        config_of("method=ifca+cam", "cam.warm=base", "rounds=40", "evaluation.every=4"),
+        config_of("method=ifca+cam", "cam.warm=base", "cam.warmup=0.3", "rounds=40", "evaluation.every=4"),
         limit,
         lambda: now[0],
     )
