@@ -24,7 +24,7 @@ def available() -> int:
 
 
 def _cached() -> int:
-    """Bytes of files that the container's kernel keeps as long as nobody needs the memory: they count as taken there."""
+    """Bytes of files that the kernel keeps as long as nobody needs the memory; a container counts them as taken."""
     lines = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
     return sum(int(count) for name, count in lines if name in ("active_file", "inactive_file"))
 
