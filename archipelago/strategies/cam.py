@@ -142,9 +142,7 @@ class CAM(Addon[ClusteredModels]):
     """F_i = h(Theta_g) + f(Theta_c(i))."""
 
     expects = Expectations(
-        cost=Cost(
-            down=1, up=2, trainings=2
-        ),  # 1, 1, 1, but for the round in which a loss-based base gets its clusters
+        cost=Cost(down=1, up=2, trainings=2),  # where a base by losses gets its clusters; else 1, 1, 1
         known=(
             Known(
                 "groups",
