@@ -74,6 +74,9 @@ class Rates:
         return self.schedule.factor(round - self.warmup)
 
 
+LOOKED_AT = 10_000  # rounds whose learning rate is looked at before a run begins
+
+
 def check_schedule(local: LocalSettings, rounds: int) -> None:
     """Refuse a schedule that cannot be made, or that leaves no learning rate to train with."""
     entry = SCHEDULES.entry(local.schedule)
@@ -88,7 +91,10 @@ def check_schedule(local: LocalSettings, rounds: int) -> None:
             "the whole learning rate."
         )
     rates = Rates(local, rounds)
-    for round in range(1, rounds + 1):
+    step = max(
+        1, rounds // LOOKED_AT
+    )  # a run of millions of rounds is looked at here and there, and at its end
+    for round in (*range(1, rounds, step), rounds):
         if not (math.isfinite(factor := rates(round)) and factor >= 0):
             raise UserError(
                 f"Expected a learning rate of at least 0 in every round, got {factor:g} times local.lr in round "

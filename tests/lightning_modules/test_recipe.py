@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import torch
 from archipelago.core.errors import UserError
 from archipelago.core.settings import LocalSettings
 from archipelago.experiments.config import load_config
-from archipelago.strategies.schedules import SCHEDULES, Rates, Schedule
+from archipelago.strategies.schedules import SCHEDULES, Rates, Schedule, check_schedule
 from lightning_modules.augmentations import AUGMENTATIONS, Augmentation, Augmentations
 from lightning_modules.engines.loop import LoopEngine
 from lightning_modules.engines.stacked import STACKED_TOLERANCE
@@ -117,6 +117,24 @@ class Halves(Schedule):
 def test_schedule_of_ones_own_by_import_path() -> None:
     local = config_of(*SMALL, f"local.schedule={__name__}.Halves").local
     assert [Rates(local, 3)(t) for t in (1, 2)] == [0.5, 0.25]
+
+
+class Falls(Schedule):
+    """Below 0 in its last round."""
+
+    asked: ClassVar[list[int]] = []
+
+    def factor(self, round: int) -> float:
+        self.asked.append(round)
+        return -1.0 if round == self.rounds else 1.0
+
+
+def test_schedule_of_many_rounds_is_looked_at_here_and_there_and_at_its_end() -> None:
+    settings = config_of(*SMALL).local
+    settings.schedule = f"{__name__}.Falls"
+    with pytest.raises(UserError, match="in round 10000000"):
+        check_schedule(settings, 10**7)
+    assert 5_000 < len(Falls.asked) < 50_000
 
 
 # Optimizers
