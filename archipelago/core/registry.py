@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -194,6 +194,10 @@ class Registry(Mapping[str, Entry[T]]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def values(self) -> ValuesView[Entry[T]]:
+        """All entries; asked for often, and a mapping's own answer looks each of them up."""
+        return self._entries.values()
 
 
 def _origin(value: Any) -> str:

@@ -210,7 +210,7 @@ def composed(schema: type[S]) -> type[S]:
     own: dict[str, type] = {}
     for registry in REGISTRIES.values():
         for entry in registry.values():
-            if not dataclasses.fields(entry.options):
+            if not _has_fields(entry.options):
                 continue
             if registry.section is not None:
                 listed = shared.setdefault(registry.section, [])
@@ -223,6 +223,11 @@ def composed(schema: type[S]) -> type[S]:
         "type[S]",
         _composed(known, tuple((name, tuple(each)) for name, each in shared.items()), tuple(own.items())),
     )
+
+
+@cache
+def _has_fields(options: Any) -> bool:
+    return bool(dataclasses.fields(options))
 
 
 @cache

@@ -57,7 +57,13 @@ class Round:
 
 @lru_cache(maxsize=8)
 def second_round(
-    engine: str, method: str, clients: int, determinism: str = "seeded", dry: bool = True, samples: int = 250
+    engine: str,
+    method: str,
+    clients: int,
+    determinism: str = "seeded",
+    dry: bool = True,
+    samples: int = 250,
+    steps: int = 10,
 ) -> Round:
     """Of an experiment in full swing: momenta are there, models come from a round before.
 
@@ -65,7 +71,8 @@ def second_round(
     """
     workload = Workload(ragged=True, clients=clients, samples=samples)
     plan = workload.plan(
-        f"method={method}", "clusters=10", f"local.engine={engine}", "fleet.backend=in_process", "evaluation.every=1"
+        f"method={method}", "clusters=10", f"local.engine={engine}", "fleet.backend=in_process", "evaluation.every=1",
+        f"local.steps={steps}",
     )  # fmt: skip
     plan = dataclasses.replace(plan, block=dataclasses.replace(plan.block, determinism=determinism))
     with shadow_session(plan, dry=dry) as shadow:
@@ -126,13 +133,13 @@ def test_device_budget_of_training_holds_in_the_exact_tier_within_a_chunk():
 
 def test_device_budget_is_broken_by_one_client_after_the_other():
     """The budgets mean something: `loop` breaks each of them, with operations that grow with the clients."""
-    found = second_round("loop", "ifca", 24, samples=20)
+    clients, steps = 24, 3
+    found = second_round("loop", "ifca", clients, samples=20, steps=steps)
     for budget, stage in ((TRAIN, "train"), (LOSSES, "losses"), (EVALUATE, "evaluate")):
         broken = budget.broken_by(found.counts[stage], found.models[stage])
         assert {each.partition(":")[0] for each in broken} >= {"operations", "copies", "synchronisations"}, (
             stage
         )
-    clients, steps = 24, 10
     assert found.counts["train"].operations > 30 * clients * steps
 
 
