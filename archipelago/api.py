@@ -200,7 +200,8 @@ def sweep(
     loaded = load_sweep(_file(config), named({**settings, "sweep": asked}), small=small)
     if loaded is None:
         raise UserError(
-            "Expected something that varies, got one experiment: add seeds=3, or use archipelago.run."
+            "Expected something that varies, got one experiment: add seeds=3, or use archipelago.run.",
+            code="nothing-varies",
         )
     address = sweep_address(loaded)
     run_sweep(loaded, address, quiet=quiet)

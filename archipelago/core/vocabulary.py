@@ -248,8 +248,9 @@ def read_vocabulary(run: Path) -> Vocabulary | None:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
-            f"{path} is damaged ({error}): expected labels and metrics; remove it to report without."
-        ) from error
+            f"{path} is damaged ({error}): expected labels and metrics; remove it to report without.",
+            code="damaged", file=path,
+        ) from error  # fmt: skip
 
 
 def of_run(run: Path, labels: Labels = registered_labels) -> Vocabulary:

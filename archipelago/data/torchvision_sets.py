@@ -339,7 +339,10 @@ def emnist_cases(settings: DataSettings, options: NoOptions, seed: int) -> Datas
     for part, (x, y) in zip(("train", "test"), _emnist("emnist_cases", "byclass", settings), strict=True):
         letters = y >= 10
         if not letters.any():
-            raise UserError(f"Data set 'emnist_cases': the {part} part of {settings.root} holds no letters.")
+            raise UserError(
+                f"Data set 'emnist_cases': the {part} part of {settings.root} holds no letters.",
+                code="no-samples", part=part, root=settings.root,
+            )  # fmt: skip
         upper = y[letters] < 36
         parts.append((x[letters], np.where(upper, y[letters] - 10, y[letters] - 36)))
         sources[f"sources_{part}"] = upper.astype(np.int64)

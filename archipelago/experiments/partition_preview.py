@@ -28,13 +28,15 @@ def write_partition(config: ExperimentSettings, folder: Path | None = None) -> P
     path = Path(partition_address(config)) if folder is None else folder
     if is_run(path):
         raise UserError(
-            f"{partition_address(config)} is a run directory, which a partition would spoil: choose another name=NAME."
-        )
+            f"{partition_address(config)} is a run directory, which a partition would spoil: choose another name=NAME.",
+            code="exists", path=partition_address(config),
+        )  # fmt: skip
     if path.is_dir() and any(path.iterdir()) and not (path / "partition.safetensors").is_file():
         raise UserError(
             f"Expected a new folder or one with a partition, got {partition_address(config)} with other files, which a "
-            "partition might overwrite: choose another name=NAME."
-        )
+            "partition might overwrite: choose another name=NAME.",
+            code="exists", path=partition_address(config),
+        )  # fmt: skip
     refuse_links(path)
     federation = build_federation(config.data, config.partition, config.clients, config.seed)
     try:
@@ -43,8 +45,9 @@ def write_partition(config: ExperimentSettings, folder: Path | None = None) -> P
         write_whole(path / "config.yaml", config_to_yaml(config))
     except OSError as error:
         raise UserError(
-            f"Cannot write {path} ({error.strerror}); choose a folder that can be written with storage=..."
-        ) from error
+            f"Cannot write {path} ({error.strerror}); choose a folder that can be written with storage=...",
+            code="unwritable", path=path,
+        ) from error  # fmt: skip
     return path
 
 

@@ -117,8 +117,9 @@ class RunDirectory:
         except OSError as error:
             raise UserError(
                 f"Cannot make the run directory {path} ({error.strerror}); choose a folder that can be "
-                "written with storage=..."
-            ) from error
+                "written with storage=...",
+                code="unwritable", path=path,
+            ) from error  # fmt: skip
         try:
             lock = FolderLock(building, path)
             write_new_run(building, config_yaml, environment, federation, code)
@@ -317,7 +318,9 @@ class RunDirectory:
             if events:
                 write_whole(self.path / "events.jsonl", events)
             self.truncate(0)
-            raise UserError(f"The rounds of {other} cannot be taken over: {error}") from error
+            raise UserError(
+                f"The rounds of {other} cannot be taken over: {error}", code="cannot-take-over", run=other
+            ) from error
 
     def finish(
         self,

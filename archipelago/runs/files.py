@@ -47,11 +47,17 @@ class RunFiles:
         content = read_yaml(self._text("config.yaml"), self.path / "config.yaml")
         if not isinstance(content, dict):
             found = type(content).__name__
-            raise UserError(f"{self.path / 'config.yaml'} is damaged: expected settings, found {found}.")
+            raise UserError(
+                f"{self.path / 'config.yaml'} is damaged: expected settings, found {found}.",
+                code="damaged", file=self.path / "config.yaml",
+            )  # fmt: skip
         try:
             return upgraded_config(content, format_of(self._json("status.json"), self.path))
         except (AttributeError, ValueError) as error:
-            raise UserError(f"{self.path / 'status.json'} is damaged: {error}.") from error
+            raise UserError(
+                f"{self.path / 'status.json'} is damaged: {error}.",
+                code="damaged", file=self.path / "status.json",
+            ) from error  # fmt: skip
 
     @cached_property
     def status(self) -> Status:
@@ -236,8 +242,9 @@ class RunFiles:
             return (self.path / name).read_text(encoding="utf-8")
         except FileNotFoundError as error:
             raise UserError(
-                f"{self.path} is not a run directory: expected one with config.yaml and status.json."
-            ) from error
+                f"{self.path} is not a run directory: expected one with config.yaml and status.json.",
+                code="not-a-run", path=self.path,
+            ) from error  # fmt: skip
         except (OSError, ValueError) as error:
             raise damaged(self.path / name, str(error)) from error
 
