@@ -159,7 +159,7 @@ def _refuse(dataset: Dataset, asked: Mapping[str, int], clients: int) -> None:
         raise UserError(
             f"data.label_swaps={swaps} needs as many classes, but '{name}' {most}: ask for fewer, or set "
             "data.label_swaps=1.",
-            code="too-many", setting="data.label_swaps", given=swaps,
+            code="too-many", setting="data.label_swaps", given=swaps, most=dataset.classes,
         )  # fmt: skip
     variants = int(np.prod(list(asked.values())))
     if variants > clients:

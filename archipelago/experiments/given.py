@@ -225,9 +225,8 @@ def leaf_of(key: str, file: str) -> Leaf:
     if inside:
         raise UserError(
             f"Expected settings inside '{key}'{where}, got a value: choices are {', '.join(inside)}.",
-            code="a-section",
-            setting=key,
-        )
+            code="a-section", setting=key,
+        )  # fmt: skip
     above = key.rpartition(".")[0]
     if above in known:
         raise UserError(
@@ -258,11 +257,6 @@ def parse_yaml(text: str, file: str) -> dict[Any, Any]:
             f"Expected settings and their sections in '{file}', got values nested too deeply to be read.",
             code="nested-too-deeply", file=file,
         ) from error  # fmt: skip
-    except ValueError as error:  # a number of more digits than Python reads
-        raise UserError(
-            f"Expected plain values in '{file}', got a mistake: {one_line(error)}.",
-            code="not-yaml", file=file,
-        ) from error  # fmt: skip
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark is not None else ""
@@ -270,11 +264,11 @@ def parse_yaml(text: str, file: str) -> dict[Any, Any]:
         raise UserError(
             f"Expected valid YAML in '{file}', got a mistake{where}: {problem}.", code="not-yaml", file=file
         ) from error
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, ValueError) as error:  # the second: more digits than Python reads
+        problem = one_line(getattr(error, "msg", error))
         raise UserError(
-            f"Expected plain values in '{file}', got a mistake: {one_line(error.msg)}.",
-            code="not-yaml", file=file,
-        ) from error  # fmt: skip
+            f"Expected plain values in '{file}', got a mistake: {problem}.", code="not-yaml", file=file
+        ) from error
     return typing.cast("dict[Any, Any]", content)
 
 
@@ -331,9 +325,7 @@ def from_override(text: str) -> Given:
             f"Expected a value after '{key}=', got nothing: it takes {leaf.kind} ({leaf.about}).",
             code="missing-value", setting=key,
         )  # fmt: skip
-    if leaf.optional and value in ("null", "~"):
-        return Given(key, None)
-    if leaf.auto and value == "auto":
+    if (leaf.optional and value in ("null", "~")) or (leaf.auto and value == "auto"):
         return Given(key, None)
     if leaf.type is str and not leaf.many:
         return Given(key, value)  # as it was typed: name=on is not a truth value

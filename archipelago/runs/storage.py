@@ -194,9 +194,13 @@ def read_text(address: str) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"'{address}' cannot be read: {' '.join(str(error).split())}.", code="unreadable", path=address
-        ) from error
+        raise _unreadable(address, error) from error
+
+
+def _unreadable(address: str, error: Exception) -> UserError:
+    return UserError(
+        f"'{address}' cannot be read: {' '.join(str(error).split())}.", code="unreadable", path=address
+    )
 
 
 def remove_file(address: str) -> None:
@@ -230,10 +234,7 @@ class Mirror:
         try:
             found = system.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
         except OSError as error:
-            raise UserError(
-                f"'{self.address}' cannot be read: {' '.join(str(error).split())}.",
-                code="unreadable", path=self.address,
-            ) from error  # fmt: skip
+            raise _unreadable(self.address, error) from error
         for info in found:
             if info.type != fs.FileType.File:
                 continue
@@ -364,8 +365,8 @@ def writable(address: str, wait: float = 0.0) -> Iterator[tuple[Path, Mirror | N
         stack.callback(FolderLock(folder.parent, address, max(wait, 0.5)).release)
         lease = Lease(address, wait)
         stack.callback(lease.release)
-        _remove_folder(folder)  # of a process that was killed
-        stack.callback(_remove_folder, folder)
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         mirror = Mirror(folder, address, lease)
         mirror.fetch()
         try:
@@ -373,11 +374,6 @@ def writable(address: str, wait: float = 0.0) -> Iterator[tuple[Path, Mirror | N
         finally:
             if folder.is_dir():
                 mirror.push()
-
-
-def _remove_folder(folder: Path) -> None:
-    """Only ever a working copy, in this user's private folder."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -404,7 +400,6 @@ def reading(address: str | Path) -> Iterator[Path]:
         return
     with scratch(address) as folder:  # called like the original: titles of reports are names of folders
         if not Mirror(folder, str(address)).fetch():
-            raise UserError(
-                f"There is nothing at '{address}': expected a run or a sweep.", code="not-found", path=address
-            )
+            sentence = f"There is nothing at '{address}': expected a run or a sweep."
+            raise UserError(sentence, code="not-found", path=address)
         yield folder
