@@ -199,6 +199,10 @@ def test_modules_and_functions_stay_short() -> None:
     assert not long
 
 
+def test_experiments_are_at_most_a_dozen_files() -> None:
+    assert len(list((ROOT / "archipelago" / "experiments").glob("*.py"))) <= 12
+
+
 # Randomness
 
 DRAWS = {  # torch's draws, which need generator=...
