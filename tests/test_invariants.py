@@ -18,6 +18,8 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from archipelago.reports import palette
+
 ROOT = Path(__file__).parents[1]
 
 PACKAGES = ("actors", "archipelago", "lightning_modules", "platform")
@@ -341,3 +343,37 @@ def test_pinned_versions_can_be_installed_on_every_python_that_is_promised():
         if wanted and admits and not SpecifierSet(admits).contains(f"{oldest}.99"):
             refused.append(f"{pin} ({admits})")
     assert not refused
+
+
+# Colours
+
+COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
+
+
+def colours_in(path: Path) -> set[str]:
+    return set(COLOUR.findall(path.read_text(encoding="utf-8")))
+
+
+def test_palette_is_the_one_place_of_colours() -> None:
+    """What is drawn by matplotlib takes its colours there, and the page's script is handed them."""
+    reports = ROOT / "archipelago" / "reports"
+    assert len(colours_in(reports / "palette.py")) > 20
+    drawn = [*FILES, *(ROOT / "docs" / "hooks").glob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    assert {
+        name(path): found for path in drawn if path.name != "palette.py" and (found := colours_in(path))
+    } == {}
+    assert colours_in(reports / "page.js") <= {"#ffffff"}
+    assert f"--accent: {palette.ACCENT};" in (reports / "page.css").read_text(encoding="utf-8")
+
+
+def test_figures_of_a_federation_are_drawn_in_one_place() -> None:
+    """The command `partition`, reports and their files: one module draws what clients hold, of one description."""
+    drawing = {
+        name(path)
+        for path in FILES
+        if "def draw_holdings" in (text := path.read_text()) or "_group_strip" in text
+    }
+    assert drawing == {"archipelago/reports/drawing_federation.py"}
+    assert {name(path) for path in FILES if "def holdings" in path.read_text()} == {
+        "archipelago/reports/figures_federation.py"
+    }
