@@ -241,7 +241,7 @@ def _hold_out(
     if groups is None:
         raise UserError(
             f"partition.holdout={share} keeps test samples of every ground-truth distribution, but "
-            f"{split.name} has none: use {' or '.join(_mixing())}, a cluster-wise one or data.rotations, or leave it out.",
+            f"{split.name} has none: use {' or '.join(_mixing())}, a cluster-wise one or data.rotations, or none.",
             code="needs-groups", setting="partition.holdout",
         )  # fmt: skip
     test = np.concatenate([client.test for client in held])
