@@ -26,6 +26,10 @@ def use_arrays(name: str, train: Pair, test: Pair | None = None, *, owners: Any 
     `owners` says who each sample belongs to, by numbers or names: one array, or one for each part. What x and y may
     be: see `from_arrays`. A copy is kept in the cache (`kept.py`), where other processes find it by its name: the
     trials of a sweep, `resume`, the command line. Giving a name again replaces its arrays.
+
+    >>> use_arrays("stripes", (np.eye(8, dtype=np.float32).repeat(4, axis=0), np.arange(32) % 4))
+    >>> DATASETS["stripes"].name
+    'stripes'
     """
     if name in DATASETS and "arrays given" not in DATASETS[name].about:
         raise UserError(

@@ -17,7 +17,7 @@ from archipelago.core.vocabulary import read_vocabulary
 from archipelago.runs import identity
 from archipelago.runs.checksums import check_header, check_table, damaged
 from archipelago.runs.format import format_of, upgraded_config
-from archipelago.runs.growing_files import read_event
+from archipelago.runs.growing_files import read_event, value_of
 from archipelago.runs.status import Status, read_status
 
 Row = dict[str, Any]
@@ -295,15 +295,6 @@ def numbers_in(text: str, path: Path) -> list[Row]:
     """The same for the whole lines of a text that stands in `path`."""
     rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
     try:
-        return [{name: _value(cell) for name, cell in row.items() if cell} for row in rows]
+        return [{name: value_of(cell) for name, cell in row.items() if cell} for row in rows]
     except (AttributeError, ValueError, csv.Error) as error:  # too many cells, or one that is no number
         raise damaged(path, f"a line cannot be read: {error}") from error
-
-
-def _value(cell: str) -> Any:
-    if cell.startswith("["):
-        return json.loads(cell)
-    try:
-        return int(cell)
-    except ValueError:
-        return float(cell)

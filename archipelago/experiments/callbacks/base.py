@@ -118,6 +118,14 @@ class Callback:
     parameter: an object of its class's `Options` (a dataclass of `archipelago.core.settings.setting` fields), filled
     from the settings section called as the callback. Whatever a hook raises stops the run with a sentence; the run can
     be resumed. Hooks must not draw from global random states or change what they are given.
+
+    >>> class Rounds(Callback):
+    ...     def on_round(self, run, report):
+    ...         print(f"round {report.round} of {run.rounds}")
+    >>> from archipelago import run as experiment
+    >>> _ = experiment(method="fedavg", rounds=2, storage=folder, name="heard", callbacks=[Rounds()], **quick)
+    round 1 of 2
+    round 2 of 2
     """
 
     @classmethod
