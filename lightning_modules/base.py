@@ -102,7 +102,8 @@ def build_module(
         else:
             network = build_network(model, input_shape, classes)
             module = FederatedModule(network, classes=classes, local=local)
-        initialise(module, model.init)
+        if model.init != "default":  # what the module drew itself
+            initialise(module, model.init)
     if model.head:
         module.chosen_head = checked_head(module, model.head)  # type: ignore[assignment]  # read by FlatModel
     return module

@@ -27,6 +27,7 @@ def setting(
     `read_with`: it is read only beside one of these, {setting: values} or {setting: what it must be more than}; a
     setting of the same section needs no prefix. Elsewhere it is refused (`experiments/readers.py`).
 
+    >>> import dataclasses
     >>> @dataclasses.dataclass
     ... class Options:
     ...     mu: float = setting(0.1, "strength of the pull", at_least=0)
@@ -45,7 +46,7 @@ def setting(
     }
     metadata = {"about": about, **{key: value for key, value in limits.items() if value is not None}}
     if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
+        return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
