@@ -16,6 +16,7 @@ from archipelago.core.settings import EvaluationSettings
 from archipelago.core.vocabulary import describe
 from archipelago.experiments.config import check_network, load_config
 from archipelago.strategies.references import Prediction
+from tests.support.errors import refused
 from tests.support.experiments import checkpoint_of, config_of, outcome, run, session_of
 from tests.support.methods import compositions
 from tests.support.scalar import method_of, scalar_fleet
@@ -207,5 +208,5 @@ def test_evaluation_mistakes_are_one_sentence(given: list[str], expected: str) -
 
 def test_metric_that_gives_no_number_for_the_data_is_refused_before_the_run() -> None:
     config = config_of("evaluation.metrics=[torchmetrics.classification.MulticlassConfusionMatrix]")
-    with pytest.raises(UserError, match="one number"):
+    with refused("wrong-result", name="MulticlassConfusionMatrix"):
         check_network(config, (1, 8, 8), 3)

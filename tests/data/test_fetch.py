@@ -22,6 +22,7 @@ from archipelago.data import image_files, load_dataset, torchvision_sets
 from archipelago.data.catalogue import fetch_dataset, listing
 from archipelago.data.files import fetch
 from tests.support import data_files
+from tests.support.errors import refused
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def test_medmnist_says_the_reason_behind_its_advice(
     site: Any, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(medmnist.INFO["breastmnist"], "url", f"{site[1]}nowhere.npz")
-    with pytest.raises(UserError, match=r"nowhere\.npz \(HTTP Error 404: File not found\)"):
+    with refused("cannot-be-fetched", name="breastmnist", says=("nowhere.npz", "404")):
         fetch_dataset("breastmnist", DataSettings(root=str(root)))
     assert names(root) == set()
 
@@ -167,9 +168,9 @@ def test_sigterm_during_a_fetch_leaves_nothing(root: Path) -> None:
 
 
 def test_what_cannot_be_fetched_says_how_to_get_it(root: Path) -> None:
-    with pytest.raises(UserError, match=r"LEAF.*preprocess\.sh"):
+    with refused("no-data", name="femnist", says="preprocess.sh"):
         fetch_dataset("femnist", DataSettings(root=str(root)))
-    with pytest.raises(UserError, match="Did you mean 'cifar10'"):
+    with refused("unknown-name", name="cifar", nearest="cifar10"):
         fetch_dataset("cifar", DataSettings(root=str(root)))
 
 

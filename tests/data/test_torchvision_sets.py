@@ -63,7 +63,7 @@ class TestFashionMnist:
     def test_missing_says_where_it_looked_how_to_get_it_and_what_serves_meanwhile(
         self, tmp_path: Path
     ) -> None:
-        with pytest.raises(UserError) as refusal:
+        with refused("no-data", name="fashion_mnist") as refusal:
             load("fashion_mnist", tmp_path)
         for said in (
             *(str(tmp_path / "FashionMNIST" / "raw"), "data fetch fashion_mnist", f"data.root={tmp_path}"),
@@ -146,7 +146,7 @@ class TestCifar:
         assert not trap.exists()
 
     def test_missing_names_both_layouts(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"cifar-10-batches-py or .*/cifar10_lossless_\*\.webp\. Get it"):
+        with refused("no-data", name="cifar10", says="cifar-10-batches-py"):
             load("cifar10", tmp_path)
 
     def test_an_incomplete_folder_is_missing(self, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_normalisation_can_be_set(tmp_path: Path) -> None:
     data_files.emnist(tmp_path / "EMNIST" / "raw", "letters", [1, 2])
     data = load("emnist_letters", tmp_path, mean=[0.1307], std=[0.3081])
     assert (data.mean, data.std) == ((0.1307,), (0.3081,))
-    with pytest.raises(UserError, match="one per channel"):
+    with refused("unequal-lengths", name="emnist_letters", channels=1):
         load("emnist_letters", tmp_path, mean=[0.1, 0.2])
 
 
