@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from archipelago.core.errors import UserError
 from archipelago.data import DATASETS, Dataset, load_dataset, use_arrays
 from archipelago.data.catalogue import listing
 from tests.support import data_files
@@ -128,9 +127,7 @@ class TestArrays:
             elsewhere.setattr("os.getpid", lambda: os.getppid())
             use_arrays("mine", (X, Y))
         use_arrays("mine", (X, Y))  # the same ones: nothing to be lost
-        with pytest.raises(
-            UserError, match=f"Process {os.getppid()} uses other arrays under the name 'mine'"
-        ):
+        with refused("name-taken", name="mine", says=f"{os.getppid()}"):
             use_arrays("mine", (X[::-1], Y))
         monkeypatch.setattr("psutil.Process.create_time", lambda process: 0.0)  # another one with its number
         use_arrays("mine", (X[::-1], Y))

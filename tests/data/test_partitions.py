@@ -391,7 +391,7 @@ def test_ground_truth_sources_need_as_many_clients() -> None:
 
 @pytest.mark.parametrize("name", [name for name in BY_CLASS if name not in ("iid", "quantity")])
 def test_class_partitions_of_regression_data_name_what_works(name: str) -> None:
-    with pytest.raises(UserError, match=f"partition={name} divides samples by class.*use partition=iid"):
+    with refused("needs-classes", setting=f"partition={name}", says="partition=iid"):
         divide(name, Labels("made", np.zeros(100), np.zeros(100), None), 4)
 
 

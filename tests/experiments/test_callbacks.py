@@ -16,7 +16,7 @@ import archipelago
 from actors.session import ActorsLost, InProcessSession
 from archipelago import Callback, open_run
 from archipelago.experiments import runner
-from archipelago.experiments.callbacks import CALLBACKS, CallbackFailure
+from archipelago.experiments.callbacks import CALLBACKS
 from archipelago.experiments.config import load_config
 from archipelago.experiments.runner import resume, run_experiment
 from archipelago.sweeps.runner import run_sweep
@@ -99,9 +99,7 @@ def test_callback_that_raises_stops_the_run_with_a_sentence_and_the_run_resumes(
 
     setattr(Broken, hook, Broken._break)
     config = config_of("checkpoint.every=1", "rounds=3")
-    with pytest.raises(
-        CallbackFailure, match=rf"Broken.*{hook}.*the disk of the callback is full.*line \d+"
-    ) as caught:
+    with refused("users-code", says=("Broken", hook, "the disk of the callback is full")) as caught:
         run_experiment(config, tmp_path / "run", callbacks=[Broken()], quiet=True)
     assert "in round 2" in str(caught.value) or hook != "on_round"
     status = open_run(tmp_path / "run").status
