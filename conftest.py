@@ -1,7 +1,9 @@
 """What must be in place before any test is collected."""
 
 import platform
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,3 +20,24 @@ def one_torch_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests neither read nor fill the user's cache; processes they start inherit theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARCHIPELAGO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("ARCHIPELAGO_STATE", str(tmp_path_factory.mktemp("state")))  # which runs were made here
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def words_of_examples(doctest_namespace: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What examples in docstrings may use: a `folder` for results, and settings with which a run is `quick`."""
+    from archipelago import Callback
+
+    doctest_namespace["folder"] = str(tmp_path_factory.mktemp("examples"))
+    doctest_namespace["quick"] = {
+        "clients": 2, "local": {"steps": 1}, "fleet": {"backend": "in_process"}, "quiet": True,
+    }  # fmt: skip
+    doctest_namespace["Callback"] = Callback

@@ -69,7 +69,8 @@ class LocalView:
         """(classes,) samples of each class."""
         if self.classes is None:
             raise UserError(
-                "Expected data with classes to count labels, got a regression: use another method."
+                "Expected data with classes to count labels, got a regression: use another method.",
+                code="needs-classes",
             )
         return np.bincount(self.labels().astype(np.int64), minlength=self.classes).astype(np.int64)
 

@@ -90,7 +90,7 @@ def connected(fleet: FleetSettings, name: str | None = None) -> Iterator[str]:
         try:
             ray.init(address=address, **options)
         except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-            raise UserError(_not_connected(address, error)) from error
+            raise UserError(_not_connected(address, error), code="unreachable", address=address) from error
         where = f"the Ray cluster at {address}"
     try:
         dashboard = _dashboard()
@@ -147,7 +147,7 @@ def _refuse_silence(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
     except OSError as error:
-        raise UserError(_not_connected(address, error)) from error
+        raise UserError(_not_connected(address, error), code="unreachable", address=address) from error
 
 
 def _not_connected(address: str, error: Exception) -> str:

@@ -29,25 +29,6 @@ class Committed:
     host: str = ""  # where it is; empty in this process
 
 
-def notes_of(blocks: Sequence[Committed]) -> list[str]:
-    """What blocks say, each sentence once; with the hosts that it is true of, where it is not true of all.
-
-    >>> notes_of([Committed(["No compiler."], (), "a"), Committed([], (), "a"), Committed([], (), "b")])
-    ['No compiler. (On a.)']
-    >>> notes_of([Committed(["No compiler."], (), "a"), Committed([], (), "a")])
-    ['No compiler.']
-    """
-    hosts = {block.host for block in blocks}
-    said: dict[str, set[str]] = {}
-    for block in blocks:
-        for note in block.notes:
-            said.setdefault(note, set()).add(block.host)
-    return [
-        note if found == hosts else f"{note} (On {', '.join(sorted(found))}.)"
-        for note, found in sorted(said.items())
-    ]
-
-
 @dataclass(frozen=True)
 class Compute:
     """What a session computes on."""

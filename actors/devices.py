@@ -87,8 +87,9 @@ def allocator_fraction(share: float, total: int, name: str = "GPU") -> float:
         raise UserError(
             f"Expected fleet.gpus >= {least:.2g} on {name} with {total / 2**30:.1f} GB, got {share:g}: of its "
             f"{share * total / 2**30:.2f} GB a process needs {CONTEXT / 2**30:.1f} GB for CUDA itself; give each actor "
-            "a larger share, and fewer actors to a device (fleet.actors, fleet.clients_per_actor)."
-        )
+            "a larger share, and fewer actors to a device (fleet.actors, fleet.clients_per_actor).",
+            code="too-little-memory", setting="fleet.gpus", given=share,
+        )  # fmt: skip
     return left / total
 
 
@@ -131,8 +132,9 @@ def refused_by_tier(error: BaseException, determinism: str) -> UserError | None:
     operation = str(error).split()[0]
     return UserError(
         f"Expected only deterministic operations with determinism={effective_tier(determinism, 'cuda:0')}, got "
-        f"{operation}, which torch has no deterministic kernel for: set determinism=fast, or use another layer."
-    )
+        f"{operation}, which torch has no deterministic kernel for: set determinism=fast, or use another layer.",
+        code="not-deterministic", operation=operation,
+    )  # fmt: skip
 
 
 def torch_has_cuda() -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from actors.compute import notes_of
+from actors.compute import Committed
 from actors.requests import Request
 from actors.rounds import Ledger, RoundState
 from archipelago.core.errors import ClientFailure
@@ -267,3 +267,22 @@ class FleetBase(ABC):
             f"Round {self._round.number}: dropped client{'s' if len(bad) > 1 else ''} "
             f"{', '.join(str(client) for client in bad)} from {stage}: {what}."
         )
+
+
+def notes_of(blocks: Sequence[Committed]) -> list[str]:
+    """What blocks say, each sentence once; with the hosts that it is true of, where it is not true of all.
+
+    >>> notes_of([Committed(["No compiler."], (), "a"), Committed([], (), "a"), Committed([], (), "b")])
+    ['No compiler. (On a.)']
+    >>> notes_of([Committed(["No compiler."], (), "a"), Committed([], (), "a")])
+    ['No compiler.']
+    """
+    hosts = {block.host for block in blocks}
+    said: dict[str, set[str]] = {}
+    for block in blocks:
+        for note in block.notes:
+            said.setdefault(note, set()).add(block.host)
+    return [
+        note if found == hosts else f"{note} (On {', '.join(sorted(found))}.)"
+        for note, found in sorted(said.items())
+    ]

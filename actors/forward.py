@@ -52,7 +52,8 @@ class Forward:
         """(samples, d): what enters a model's classifier, or what one of its layers puts out, in evaluation mode."""
         if not len(index):
             raise UserError(
-                "Expected samples to compute features of, got a client without any in this split."
+                "Expected samples to compute features of, got a client without any in this split.",
+                code="no-samples",
             )
         with seen_by(self.model, layer) as seen, torch.no_grad(), self.model.autocast():
             self.model.load(vector)
@@ -63,8 +64,9 @@ class Forward:
                 self.model.module(x)
                 if not seen:
                     raise UserError(
-                        f"Expected a layer that a forward pass goes through, got '{layer}': name another one."
-                    )
+                        f"Expected a layer that a forward pass goes through, got '{layer}': name another one.",
+                        code="unused-layer", layer=layer,
+                    )  # fmt: skip
                 chunks.append(seen[-1].float().flatten(1))
         return torch.cat(chunks)
 
@@ -100,8 +102,9 @@ class Forward:
         if not follows_contract(module):
             raise UserError(
                 f"Expected a module with loss(outputs, y, reduction), got {type(module).__name__} which has "
-                "none: add it (see lightning_modules/base.py) to use methods that compare models by their loss."
-            )
+                "none: add it (see lightning_modules/base.py) to use methods that compare models by their loss.",
+                code="incomplete-module", lacks="loss",
+            )  # fmt: skip
         losses: Tensor = module.loss(outputs, y, reduction="none")
         return losses.flatten(1).mean(dim=1) if losses.dim() > 1 else losses
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from archipelago.core.randomness import generator
-from archipelago.core.settings import EvaluationSettings, ParticipationSettings
+from archipelago.core.settings import EvaluationSettings, LocalSettings, ParticipationSettings
 
 
 @dataclass(frozen=True)
@@ -62,3 +62,19 @@ def participants(
     slow = rng.permutation(present)[: int(np.floor(settings.stragglers * len(present) + 0.5))]
     shares = {int(client): float(share) for client, share in zip(slow, rng.random(len(slow)), strict=True)}
     return Participants(present.astype(np.int64), shares, np.sort(missing).astype(np.int64))
+
+
+def trained_samples(
+    local: LocalSettings, sizes: npt.NDArray[np.int64], share: npt.NDArray[np.float64]
+) -> npt.NDArray[np.int64]:
+    """Samples of one local training of each client, a straggler doing a share of its steps.
+
+    Whole passes, then batches of one more; a pass is over with a short batch (see `ClientBlock._batches`).
+
+    >>> trained_samples(LocalSettings(steps=3, batch=4), np.array([6, 20]), np.ones(2))
+    array([10, 12])
+    """
+    per_pass = -(-sizes // local.batch)
+    steps = local.steps if local.epochs is None else local.epochs * per_pass
+    steps = np.maximum(1, (steps * share).astype(np.int64))
+    return steps // per_pass * sizes + np.minimum(steps % per_pass * local.batch, sizes)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from actors.balance import balanced
 from archipelago.core.errors import UserError
-from archipelago.core.settings import FleetSettings, LocalSettings
+from archipelago.core.settings import FleetSettings
 
 Node = Mapping[str, float]  # {"CPU": 8.0, "GPU": 2.0}
 SHARING = 4  # trials of small rounds that share a GPU at most: each alone leaves most of it unused
@@ -202,22 +202,6 @@ def _total(nodes: Sequence[Node], name: str) -> float:
 
 def _count(amount: float, noun: str) -> str:
     return f"{amount:g} {noun}{'' if amount == 1 else 's'}"
-
-
-def trained_samples(
-    local: LocalSettings, sizes: npt.NDArray[np.int64], share: npt.NDArray[np.float64]
-) -> npt.NDArray[np.int64]:
-    """Samples of one local training of each client, a straggler doing a share of its steps.
-
-    Whole passes, then batches of one more; a pass is over with a short batch (see `ClientBlock._batches`).
-
-    >>> trained_samples(LocalSettings(steps=3, batch=4), np.array([6, 20]), np.ones(2))
-    array([10, 12])
-    """
-    per_pass = -(-sizes // local.batch)
-    steps = local.steps if local.epochs is None else local.epochs * per_pass
-    steps = np.maximum(1, (steps * share).astype(np.int64))
-    return steps // per_pass * sizes + np.minimum(steps % per_pass * local.batch, sizes)
 
 
 def layout(

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.balance import Costs, Layout, balanced, barriers, fitted, makespan
-from actors.participation import participants
-from actors.placement import trained_samples
+from actors.participation import participants, trained_samples
 from actors.rounds import BACKWARD
 
 if TYPE_CHECKING:

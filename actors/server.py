@@ -19,8 +19,7 @@ from actors.drift_recovery import Recovery, watched
 from actors.exposure import Exposure
 from actors.fleet import Fleet
 from actors.metrics import clustering_metrics, summarise
-from actors.participation import Participants, participants, selected, visited
-from actors.placement import trained_samples
+from actors.participation import Participants, participants, selected, trained_samples, visited
 from actors.records import client_models
 from actors.reports import RoundReport
 from actors.server_setup import ServerSetup

@@ -168,8 +168,9 @@ def _wait_until_seen(path: Path, length: int) -> None:
         if time.monotonic() > deadline:
             raise UserError(
                 f"Expected {path}, which a client actor on another node has written, to be seen here within "
-                f"{_VISIBLE:g} s: is the storage the same folder on all nodes? Choose another one with storage=..."
-            )
+                f"{_VISIBLE:g} s: is the storage the same folder on all nodes? Choose another one with storage=...",
+                code="not-shared", path=path,
+            )  # fmt: skip
         time.sleep(0.1)
 
 

@@ -59,8 +59,9 @@ class StackedMeasures(StackedBase):
     def _check_loss(self) -> None:
         if not callable(getattr(self.model.module, "loss", None)):
             raise UserError(
-                "Expected a module with loss(outputs, y, reduction) to compare models by their loss."
-            )
+                "Expected a module with loss(outputs, y, reduction) to compare models by their loss.",
+                code="incomplete-module", lacks="loss",
+            )  # fmt: skip
 
     def gradients(self, request: ModelRequest, *arrays: npt.NDArray[Any]) -> list[tuple[float, ...]]:
         """Full-batch gradients of the mean training loss, kept here under `request.handle`."""

@@ -246,8 +246,9 @@ class StackedOutputs:
             raise UserError(
                 f"Expected {self.model.rows_of_a_pass} samples in a forward pass to fit the device under "
                 "determinism=exact, and they do not: set evaluation.batch lower, the same for all runs that "
-                "are compared, or determinism=seeded."
-            ) from None
+                "are compared, or determinism=seeded.",
+                code="too-little-memory", setting="evaluation.batch",
+            ) from None  # fmt: skip
 
 
 def _alike(positions: Positions, sizes: Positions) -> list[Positions]:

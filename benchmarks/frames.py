@@ -53,7 +53,8 @@ def report(result: dict[str, Any]) -> str:
         f"command of {result['command_files']}, of {result['loaded_files']} that are loaded"
     )
     rows = [[str(depth), name] for depth, name in enumerate(result["way"])]
-    return table(title, ["frame", "function"], rows)
+    files = [[file] for file in result["round_files"]]
+    return f"{table(title, ['frame', 'function'], rows)}\n{table('What the round runs', ['file'], files)}"
 
 
 class Watch:
@@ -136,6 +137,7 @@ def main() -> None:
         "command_files": len(watch.files),
         "loaded_files": len({path for path in loaded if not path.is_relative_to(ROOT / "benchmarks")}),
         "way": watch.way,
+        "round_files": sorted(watch.round_files),
     }
     print(json.dumps(counts))
 

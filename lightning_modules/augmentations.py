@@ -137,8 +137,9 @@ def check_augmentations(local: LocalSettings, shape: Sequence[int] | None = None
     for number, entry in enumerate(entries):
         if entry in entries[:number]:
             raise UserError(
-                f"Expected '{entry.name}' once in local.augment=[...], got it twice: leave one out."
-            )
+                f"Expected '{entry.name}' once in local.augment=[...], got it twice: leave one out.",
+                code="given-twice", setting="local.augment", given=entry.name,
+            )  # fmt: skip
     modules = {
         entry.value.__name__: entry for entry in entries if issubclass(entry.value, ModuleAugmentation)
     }
@@ -146,8 +147,9 @@ def check_augmentations(local: LocalSettings, shape: Sequence[int] | None = None
         if name not in modules:
             raise UserError(
                 f"Expected an augmentation of that name in local.augment beside local.augment_options.{name}, got "
-                f"local.augment=[{','.join(local.augment)}], with which nobody reads it: leave it out."
-            )
+                f"local.augment=[{','.join(local.augment)}], with which nobody reads it: leave it out.",
+                code="unread", setting=f"local.augment_options.{name}",
+            )  # fmt: skip
     for entry in entries:
         made = _made(entry.name, local)
         if shape is not None:
@@ -158,8 +160,9 @@ def _check_shape(made: Augmentation, name: str, shape: tuple[int, ...]) -> None:
     if made.images and len(shape) != 3:
         raise UserError(
             f"Expected images for local.augment=[{name}], got samples of shape {shape}: leave it out, or choose data "
-            "with images."
-        )
+            "with images.",
+            code="unfit-data", setting="local.augment", given=name,
+        )  # fmt: skip
     if not isinstance(made, ModuleAugmentation):
         return
     drawn = {key: torch.from_numpy(rows) for key, rows in made.draw(generator(0, "probe"), 2).items()}
@@ -171,8 +174,9 @@ def _check_shape(made: Augmentation, name: str, shape: tuple[int, ...]) -> None:
     if cause:
         raise UserError(
             f"Expected local.augment=[{name}] to map an image of shape {shape} to one of the same shape, got: {cause}; "
-            "give its arguments as local.augment_options.CLASS.NAME=VALUE, or choose another one."
-        )
+            "give its arguments as local.augment_options.CLASS.NAME=VALUE, or choose another one.",
+            code="wrong-result", name=name,
+        )  # fmt: skip
 
 
 @dataclass
@@ -243,8 +247,9 @@ class ModuleAugmentation(Augmentation):
             cause = " ".join(f"{type(error).__name__}: {error}".split())
             raise UserError(
                 f"local.augment=[{self.path}] cannot be made with {arguments}: {cause}. Give its arguments as "
-                f"local.augment_options.{self.kind.__name__}.NAME=VALUE."
-            ) from error
+                f"local.augment_options.{self.kind.__name__}.NAME=VALUE.",
+                code="cannot-be-made", name=self.path,
+            ) from error  # fmt: skip
 
     def draw(self, rng: np.random.Generator, count: int) -> Numbers:
         return {"seed": rng.integers(0, 2**62, count, np.int64)}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import seeded_globals
-from archipelago.core.registry import nearest
+from archipelago.core.registry import closest, nearest
 from archipelago.core.settings import LocalSettings, ModelSettings
 from archipelago.core.targets import construct, load_class
 from lightning_modules.engines.objective import default_losses
@@ -102,7 +102,8 @@ def build_module(
         else:
             network = build_network(model, input_shape, classes)
             module = FederatedModule(network, classes=classes, local=local)
-        initialise(module, model.init)
+        if model.init != "default":  # what the module drew itself
+            initialise(module, model.init)
     if model.head:
         module.chosen_head = checked_head(module, model.head)  # type: ignore[assignment]  # read by FlatModel
     return module
@@ -115,11 +116,15 @@ def checked_head(module: nn.Module, names: list[str]) -> tuple[str, ...]:
     for name, given in zip(full, names, strict=True):
         if name not in known or not name:
             there = [each.removeprefix("network.") for each in known if each]
-            raise UserError(f"Unknown submodule '{given}' in model.head. {nearest(given, there)}")
+            raise UserError(
+                f"Unknown submodule '{given}' in model.head. {nearest(given, there)}",
+                code="unknown-name", kind="submodule", name=given, nearest=closest(given, there),
+            )  # fmt: skip
     if not isinstance(getattr(known[full[-1]], "weight", None), Tensor):
         raise UserError(
             f"Expected the last of model.head to be the classifier, a layer with a weight, got '{names[-1]}': name "
-            "that layer last."
+            "that layer last.",
+            code="no-classifier",
         )
     return full
 

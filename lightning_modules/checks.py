@@ -17,12 +17,14 @@ def check_target(config: ExperimentSettings) -> None:
     if config.model.name != "auto":
         raise UserError(
             f"Expected model.name or model.target, got both ('{config.model.name}' and '{target}'): "
-            "leave one of them out."
-        )
+            "leave one of them out.",
+            code="either-or", settings=("model.name", "model.target"),
+        )  # fmt: skip
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", target):
         raise UserError(
-            f"Expected model.target as package.module.Class, got '{target}': write where it is defined."
-        )
+            f"Expected model.target as package.module.Class, got '{target}': write where it is defined.",
+            code="wrong-form", setting="model.target", given=target,
+        )  # fmt: skip
     import archipelago.core.torchvision_operators  # noqa: F401  (before the first lightning import)
     from lightning_modules.base import load_target
 
@@ -47,7 +49,9 @@ def check_module(config: ExperimentSettings, input_shape: tuple[int, ...], class
         raise
     except USERS as error:  # whatever the user's own code raises
         refuse_end(error)
-        raise UserError(f"model.target={target} cannot be used: {cause_of(error)}.") from error
+        raise UserError(
+            f"model.target={target} cannot be used: {cause_of(error)}.", code="cannot-be-made", name=target
+        ) from error
 
 
 def check_size(parameters: int) -> None:
@@ -59,5 +63,6 @@ def check_size(parameters: int) -> None:
         raise UserError(
             f"Expected a network that fits into memory, got one of {parameters:,} parameters: it needs "
             f"{needed / 1e9:,.0f} GB with its gradients and momentum, and this machine has {here / 1e9:,.0f} GB; "
-            "choose a smaller model."
-        )
+            "choose a smaller model.",
+            code="too-large", setting="model", parameters=parameters,
+        )  # fmt: skip

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from archipelago.core.errors import UserError
-from archipelago.core.registry import nearest
+from archipelago.core.registry import closest, nearest
 from archipelago.strategies.parameters import ModelSpec
 from lightning_modules.flat import FlatModel
 
@@ -19,7 +19,8 @@ def classifier_of(module: nn.Module, spec: ModelSpec) -> nn.Module:
     if not last:
         raise UserError(
             f"Expected a module with a classifier, got {type(module).__name__} without one: name a layer, or set "
-            "model.head."
+            "model.head.",
+            code="no-classifier",
         )
     return module.get_submodule(last[0])
 
@@ -47,7 +48,10 @@ def seen_by(model: FlatModel, layer: str) -> Iterator[list[Tensor]]:
         full = f"network.{layer}" if f"network.{layer}" in known else layer
         if full not in known:
             there = [name.removeprefix("network.") for name in known]
-            raise UserError(f"Unknown layer '{layer}'. {nearest(layer, there)}")
+            raise UserError(
+                f"Unknown layer '{layer}'. {nearest(layer, there)}",
+                code="unknown-name", kind="layer", name=layer, nearest=closest(layer, there),
+            )  # fmt: skip
         hook = known[full].register_forward_hook(lambda _, __, out: seen.append(out.detach()))
     try:
         yield seen

@@ -89,8 +89,9 @@ class FlatModel:
             if tensor.dtype != torch.float32:
                 raise UserError(
                     f"Expected a model of float32 tensors, got {tensor.dtype} for '{name}': "
-                    "use local.engine=trainer with a precision option for mixed precision."
-                )
+                    "use local.engine=trainer with a precision option for mixed precision.",
+                    code="wrong-dtype", dtype=tensor.dtype,
+                )  # fmt: skip
             stop = start + tensor.numel()
             part = "head" if any(name.startswith(f"{h}.") or name == h for h in head) else "backbone"
             is_classifier = name == f"{classifier}.weight"
@@ -200,8 +201,9 @@ class FlatModel:
         if added := [name for name in live if name not in known]:
             raise UserError(
                 f"Expected {type(self.module).__name__} to make all parameters and buffers in its constructor, got "
-                f"'{added[0]}' added later: it would be neither averaged nor kept; make it in __init__."
-            )
+                f"'{added[0]}' added later: it would be neither averaged nor kept; make it in __init__.",
+                code="added-later", names=added,
+            )  # fmt: skip
 
     def vector(self) -> Vector:
         """The live model as a value of its own, which nobody can write to."""
@@ -303,5 +305,6 @@ def _only_optimizer(module: nn.Module) -> torch.optim.Optimizer:
         return made
     raise UserError(
         f"Expected {type(module).__name__}.configure_optimizers to return one torch optimizer, got "
-        f"{type(made).__name__}: schedulers and several optimizers are not supported in local training."
-    )
+        f"{type(made).__name__}: schedulers and several optimizers are not supported in local training.",
+        code="wrong-result", name="configure_optimizers",
+    )  # fmt: skip

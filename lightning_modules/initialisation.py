@@ -29,8 +29,6 @@ assert set(MODEL_STARTS) == {"default", *_DRAWS}
 
 def initialise(module: nn.Module, start: str) -> None:
     """Draw the weights of a module as `model.init` says, from torch's generator as it is now."""
-    if start == "default":
-        return
     linear, convolution = _DRAWS[start]
     for layer in module.modules():
         if isinstance(layer, nn.Linear) and layer.weight.requires_grad:

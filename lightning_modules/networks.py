@@ -92,8 +92,9 @@ def linear_regression(input_shape: tuple[int, ...], outputs: int) -> Network:
     if outputs != 1:
         raise UserError(
             f"Model 'linear_regression' expects data with one number to predict, but the data has {outputs} "
-            f"classes: use model={default_network(input_shape, outputs)} instead."
-        )
+            f"classes: use model={default_network(input_shape, outputs)} instead.",
+            code="unfit-data", model="linear_regression",
+        )  # fmt: skip
     return Linear(input_shape, 1, bias=False)
 
 
@@ -112,8 +113,9 @@ def mlp(input_shape: tuple[int, ...], outputs: int, options: MlpOptions) -> Netw
     if any(width < 1 for width in hidden):
         raise UserError(
             f"Model 'mlp' expects widths of at least 1 in model.hidden, but it has {list(hidden)}: "
-            "try model.hidden=[64]."
-        )
+            "try model.hidden=[64].",
+            code="out-of-range", setting="model.hidden", given=hidden,
+        )  # fmt: skip
     return MLP(input_shape, outputs, hidden)
 
 

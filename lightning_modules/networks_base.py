@@ -53,8 +53,9 @@ def build_network(settings: ModelSettings, input_shape: tuple[int, ...], classes
     if not isinstance(network, nn.Module):
         raise UserError(
             f"Expected model '{name}' to make a torch.nn.Module, got {type(network).__name__}: return the module from "
-            "the function (input_shape, outputs) that it names."
-        )
+            "the function (input_shape, outputs) that it names.",
+            code="wrong-result", name=name,
+        )  # fmt: skip
     return network
 
 
@@ -111,13 +112,15 @@ def check_samples(name: str, input_shape: tuple[int, ...], outputs: int) -> None
     if not input_shape or min(input_shape) < 1:
         raise UserError(
             f"Model '{name}' expects samples with at least one feature, but the data has samples of shape "
-            f"{_written(input_shape)}; no network can use these: check the data set."
-        )
+            f"{_written(input_shape)}; no network can use these: check the data set.",
+            code="unfit-data", model=name,
+        )  # fmt: skip
     if outputs < 1:
         raise UserError(
             f"Model '{name}' expects at least one output, but the data asks for {outputs}: "
-            "check the number of classes of the data set."
-        )
+            "check the number of classes of the data set.",
+            code="unfit-data", model=name,
+        )  # fmt: skip
 
 
 def check_images(name: str, input_shape: tuple[int, ...], outputs: int, *, smallest: int) -> None:
@@ -127,5 +130,6 @@ def check_images(name: str, input_shape: tuple[int, ...], outputs: int, *, small
         raise UserError(
             f"Model '{name}' expects images (channels x height x width) of at least {smallest}x{smallest} "
             f"pixels, but the data has samples of shape {_written(input_shape)}: "
-            f"use model={default_network(input_shape, outputs)} instead."
-        )
+            f"use model={default_network(input_shape, outputs)} instead.",
+            code="unfit-data", model=name,
+        )  # fmt: skip

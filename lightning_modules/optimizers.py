@@ -53,8 +53,9 @@ def arguments_of(local: LocalSettings, kind: type[Optimizer]) -> dict[str, Any]:
     for name in given:
         if name in ("lr", "weight_decay") or (name == "momentum" and kind is torch.optim.SGD):
             raise UserError(
-                f"Expected local.{name}, got local.optimizer_options.{name}: that is the same for every optimizer."
-            )
+                f"Expected local.{name}, got local.optimizer_options.{name}: that is the same for every optimizer.",
+                code="wrong-place", setting=f"local.optimizer_options.{name}", meant=f"local.{name}",
+            )  # fmt: skip
     plain: dict[str, Any] = {"lr": local.lr}
     if kind is torch.optim.SGD:
         plain["momentum"] = local.momentum
@@ -63,8 +64,9 @@ def arguments_of(local: LocalSettings, kind: type[Optimizer]) -> dict[str, Any]:
     elif local.weight_decay:
         raise UserError(
             f"Expected local.weight_decay=0 beside local.optimizer={local.optimizer}, which takes none, got "
-            f"{local.weight_decay:g}: leave it out, or choose another optimizer."
-        )
+            f"{local.weight_decay:g}: leave it out, or choose another optimizer.",
+            code="incompatible", settings=("local.weight_decay", "local.optimizer"),
+        )  # fmt: skip
     return plain | given
 
 
@@ -83,8 +85,9 @@ def make_optimizer(local: LocalSettings, parameters: Iterable[nn.Parameter]) -> 
         shown = ", ".join(f"{name}={value}" for name, value in arguments.items())
         raise UserError(
             f"local.optimizer={local.optimizer} cannot be made with {shown}: {cause} "
-            "(local.optimizer_options.NAME=VALUE gives its arguments)."
-        ) from error
+            "(local.optimizer_options.NAME=VALUE gives its arguments).",
+            code="cannot-be-made", name=local.optimizer,
+        ) from error  # fmt: skip
 
 
 def check_optimizer(local: LocalSettings) -> None:
@@ -94,6 +97,7 @@ def check_optimizer(local: LocalSettings) -> None:
         if each.__module__.startswith("torch.optim") and each.__name__ in NOT_FOR_STEPS:
             raise UserError(
                 f"Expected local.optimizer to step by one gradient, got '{local.optimizer}', which "
-                f"{NOT_FOR_STEPS[each.__name__]}: choose another one."
-            )
+                f"{NOT_FOR_STEPS[each.__name__]}: choose another one.",
+                code="unfit-optimizer", setting="local.optimizer", given=local.optimizer,
+            )  # fmt: skip
     make_optimizer(local, [nn.Parameter(torch.zeros(2, 2))])

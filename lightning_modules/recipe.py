@@ -8,6 +8,7 @@ reach every engine, through the module's own optimizer and training step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from archipelago.core.settings import LocalSettings
@@ -18,7 +19,7 @@ from lightning_modules.augmentations import Augmentations
 class Recipe:
     """The parts of a step that an engine does itself."""
 
-    augment: Augmentations = field(default_factory=lambda: Augmentations(LocalSettings()))
+    augment: Augmentations = field(default_factory=partial(Augmentations, LocalSettings()))
     clip: float | None = None  # what gradients are limited to
     clip_by: str = "norm"  # of the whole gradient, or of each number (value)
 

@@ -10,15 +10,6 @@ import pytest
 from tests.support.clusters import own_cluster, short_folder
 
 
-@pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests neither read nor fill the user's cache; processes they start inherit theirs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ARCHIPELAGO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("ARCHIPELAGO_STATE", str(tmp_path_factory.mktemp("state")))  # which runs were made here
-        yield
-
-
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[Path]:
     """The shared cluster: 8 CPUs and 2 GPUs, declared and not real; yields the folder its workers know."""

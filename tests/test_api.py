@@ -139,3 +139,9 @@ def test_example_of_an_own_method_passes_its_own_tests(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
+
+
+def test_public_names_all_have_an_example() -> None:
+    """Which runs as a doctest: `archipelago/` is collected with the tests."""
+    without = {name for name in ar.__all__ if ">>> " not in (getattr(ar, name).__doc__ or "")}
+    assert without == set()

@@ -18,6 +18,8 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from archipelago.reports import palette
+
 ROOT = Path(__file__).parents[1]
 
 PACKAGES = ("actors", "archipelago", "lightning_modules", "platform")
@@ -183,17 +185,13 @@ def test_one_package_reads_and_writes_run_and_sweep_directories() -> None:
 # Sizes
 
 MOST_LINES, MOST_OF_A_FUNCTION = 405, 50  # "about 400", counted with comments and blank lines
-LONGER = {  # files that are one thing, and how long they are at most
-    "archipelago/strategies/base.py": 450,
-    "archipelago/strategies/femam.py": 450,
-}
 
 
 def test_modules_and_functions_stay_short() -> None:
     long = {}
     for path in FILES:
         lines = len(path.read_text(encoding="utf-8").splitlines())
-        if lines > LONGER.get(name(path), MOST_LINES):
+        if lines > MOST_LINES:
             long[name(path)] = lines
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -201,6 +199,10 @@ def test_modules_and_functions_stay_short() -> None:
                 if length > MOST_OF_A_FUNCTION:
                     long[f"{name(path)}: {node.name}"] = length
     assert not long
+
+
+def test_experiments_are_at_most_a_dozen_files() -> None:
+    assert len(list((ROOT / "archipelago" / "experiments").glob("*.py"))) <= 12
 
 
 # Randomness
@@ -341,3 +343,37 @@ def test_pinned_versions_can_be_installed_on_every_python_that_is_promised():
         if wanted and admits and not SpecifierSet(admits).contains(f"{oldest}.99"):
             refused.append(f"{pin} ({admits})")
     assert not refused
+
+
+# Colours
+
+COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
+
+
+def colours_in(path: Path) -> set[str]:
+    return set(COLOUR.findall(path.read_text(encoding="utf-8")))
+
+
+def test_palette_is_the_one_place_of_colours() -> None:
+    """What is drawn by matplotlib takes its colours there, and the page's script is handed them."""
+    reports = ROOT / "archipelago" / "reports"
+    assert len(colours_in(reports / "palette.py")) > 20
+    drawn = [*FILES, *(ROOT / "docs" / "hooks").glob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    assert {
+        name(path): found for path in drawn if path.name != "palette.py" and (found := colours_in(path))
+    } == {}
+    assert colours_in(reports / "page.js") <= {"#ffffff"}
+    assert f"--accent: {palette.ACCENT};" in (reports / "page.css").read_text(encoding="utf-8")
+
+
+def test_figures_of_a_federation_are_drawn_in_one_place() -> None:
+    """The command `partition`, reports and their files: one module draws what clients hold, of one description."""
+    drawing = {
+        name(path)
+        for path in FILES
+        if "def draw_holdings" in (text := path.read_text()) or "_group_strip" in text
+    }
+    assert drawing == {"archipelago/reports/drawing_federation.py"}
+    assert {name(path) for path in FILES if "def holdings" in path.read_text()} == {
+        "archipelago/reports/figures_federation.py"
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -97,6 +98,41 @@ def command(installed: Path, folder: Path, *words: str, code: int = 0) -> str:
     return done.stdout if code == 0 else done.stderr
 
 
+# Several commands in one process: starting one costs seconds. The command itself is started by other tests.
+SEVERAL = """
+import sys
+import archipelago
+from archipelago.cli.main import main
+
+words = [[]]
+for word in sys.argv[1:]:
+    words.append([]) if word == "then" else words[-1].append(word)
+print(archipelago.__file__)
+sys.exit(max(main(each) for each in words))
+"""
+
+
+def commands(installed: Path, folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [installed / "python", "-c", SEVERAL, *words],
+        cwd=folder, env=outside(), capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(str(installed.parent)), "the checkout's package was used"
+    return done.stdout
+
+
+def stopped_after_one_round(run: Path) -> bytes:
+    """Make the files of a run what they are if it is stopped after its first round; what its metrics were."""
+    once = (run / "metrics.csv").read_bytes()
+    status = run / "status.json"
+    status.write_text(json.dumps({**json.loads(status.read_text()), "state": "running"}))
+    (run / "metrics.csv").write_text("\n".join(once.decode().splitlines()[:2]) + "\n")
+    for last in (run / "checkpoints").glob("*2"):
+        shutil.rmtree(last)
+    return once
+
+
 def test_wheel_holds_the_package_its_data_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -117,8 +153,8 @@ def test_wheel_holds_the_package_its_data_and_nothing_else(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in names)
     (version,) = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert f"Version: {version}" in text and "License-Expression: Apache-2.0" in text
-    tracked = {f"archipelago/tune_configs/{path.name}" for path in (ROOT / "tune_configs").glob("*.yaml")}
-    assert tracked <= set(names)
+    tracked = {f"archipelago/{path.relative_to(ROOT)}" for path in (ROOT / "tune_configs").rglob("*.yaml")}
+    assert any("/bases/" in name for name in tracked) and tracked <= set(names)
     for package in (path.parent for path in (ROOT / "archipelago").rglob("__init__.py")):
         assert (
             f"{package.relative_to(ROOT)}/__init__.py" in names
@@ -128,48 +164,58 @@ def test_wheel_holds_the_package_its_data_and_nothing_else(wheel: Path) -> None:
 def test_installed_command_lists_and_answers_mistakes_outside_the_checkout(
     installed: Path, research: Path
 ) -> None:
-    assert "ifca" in command(installed, research, "list")
-    assert "my_average" not in command(installed, research, "list", "methods")
+    listed = command(installed, research, "list")
+    assert "ifca" in listed and "my_average" not in listed
     assert "Did you mean 'fedavg'" in command(installed, research, "method=fedavgg", code=2)
 
 
 @pytest.mark.slow
-def test_installed_command_runs_an_own_method_in_process_and_reports_it(
+def test_installed_package_runs_an_own_method_resumes_it_reports_it_and_finds_configs(
     installed: Path, research: Path
 ) -> None:
-    words = ["plugins=[my_method]", "method=my_average", "fleet.backend=in_process", "name=mine"]
-    command(installed, research, *SMALL, *words)
+    own = ["plugins=[my_method]", "method=my_average", "name=mine", "checkpoint.every=1"]
+    commands(installed, research, *SMALL, *own, "fleet.backend=in_process")
+    once = stopped_after_one_round(research / "out/mine")
+    table = ["--config", "thesis-7.1-small", "sweep.methods=[fedavg]", "sweep.seeds=[0]", "rounds=1"]
+    shown = commands(
+        installed, research, "resume", "out/mine", "then", "report", "out/mine", "figures=no",
+        "then", *table, "storage=out", "fleet.backend=in_process",
+    )  # fmt: skip
     assert json.loads((research / "out/mine/status.json").read_text())["state"] == "finished"
-    assert "My average" in command(installed, research, "report", "out/mine", "figures=no")
-    where = "import archipelago; print(archipelago.__file__)"
-    python = [installed / "python", "-c", where]
-    found = subprocess.run(
-        python, cwd=research, env=outside(), capture_output=True, text=True, check=True
-    ).stdout
-    assert str(installed.parent) in found  # and not the checkout's
+    assert (research / "out/mine/metrics.csv").read_bytes() == once
+    assert "My average" in shown and "Table 7.1" in shown
 
 
 @pytest.mark.ray
-def test_installed_command_runs_sweeps_and_resumes_on_ray(installed: Path, research: Path) -> None:
+def test_installed_package_sweeps_and_reports_on_ray(installed: Path, research: Path) -> None:
     sweep = ["plugins=[my_method]", "sweep.methods=[fedavg,my_average]", "sweep.seeds=1", "name=both"]
-    assert "My average" in command(installed, research, *SMALL, *sweep)
-    run = [
+    shown = commands(
+        installed,
+        research,
+        *SMALL,
+        *sweep,
+        "fleet.dashboard=false",
+        "then",
+        "report",
+        "out/both",
+        "figures=no",
+    )
+    assert shown.count("My average") >= 2  # said by the sweep, and by the report of it
+    assert (research / "out/both/report/report.html").is_file()
+
+
+@pytest.mark.full
+@pytest.mark.ray
+def test_installed_command_resumes_on_ray(installed: Path, research: Path) -> None:
+    chosen = [
         "method=my_method.MyAverage",
         "fleet.actors=2",
         "name=one",
         "checkpoint.every=1",
         "fleet.dashboard=false",
     ]
-    command(installed, research, *SMALL, *run)
-    once = (research / "out/one/metrics.csv").read_bytes()
-    # A run that was stopped after its first round, as its files would be.
-    status = research / "out/one/status.json"
-    status.write_text(json.dumps({**json.loads(status.read_text()), "state": "running"}))
-    (research / "out/one/metrics.csv").write_text("\n".join(once.decode().splitlines()[:2]) + "\n")
-    for last in (research / "out/one/checkpoints").glob("*2"):
-        for file in last.iterdir():
-            file.unlink()
-        last.rmdir()
+    command(installed, research, *SMALL, *chosen)
+    once = stopped_after_one_round(research / "out/one")
     command(installed, research, "resume", "out/one")
     assert (research / "out/one/metrics.csv").read_bytes() == once
 

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from archipelago.cli.request import Request
 from archipelago.core.errors import UserError
-from archipelago.core.registry import nearest
+from archipelago.core.registry import closest, nearest
 
 DEFAULT = "run"  # the command of a line that begins with none
 HELP = ("--help", "-h", "help")
@@ -88,7 +88,10 @@ class Front(TyperGroup):
         if not completing and any(word in HELP for word in args):
             asked = first if first in self.commands else next(iter(args[1:]), "") if first == "help" else ""
             if first == "help" and asked and asked not in self.commands:
-                raise UserError(f"Unknown command '{asked}' after help. {nearest(asked, self.commands)}")
+                raise UserError(
+                    f"Unknown command '{asked}' after help. {nearest(asked, self.commands)}",
+                    code="unknown-name", kind="command", name=asked, nearest=closest(asked, self.commands),
+                )  # fmt: skip
             return [asked, "--help"] if asked in self.commands else ["--help"]
         if first in self.commands:
             return args

@@ -20,7 +20,7 @@ from archipelago.cli.request import Request
 from archipelago.cli.words import refuse_surplus
 from archipelago.core.errors import UserError
 from archipelago.core.program import program
-from archipelago.core.registry import nearest
+from archipelago.core.registry import closest, nearest
 
 VARIABLE = "_ARCHIPELAGO_COMPLETE"
 
@@ -145,11 +145,15 @@ def completion(
     if " " in program():
         raise UserError(
             f"Expected `archipelago {option}`, got `{program()} {option}`: shells complete the words behind a "
-            "command, so install the package (pip install .) and use its command."
-        )
+            "command, so install the package (pip install .) and use its command.",
+            code="no-command", option=option,
+        )  # fmt: skip
     shell = given[0] if given else _this_shell()
     if shell not in SCRIPTS:
-        raise UserError(f"Expected a shell after {option}, got '{shell}'. {nearest(shell, SCRIPTS)}")
+        raise UserError(
+            f"Expected a shell after {option}, got '{shell}'. {nearest(shell, SCRIPTS)}",
+            code="unknown-name", kind="shell", name=shell, nearest=closest(shell, SCRIPTS),
+        )  # fmt: skip
     return Completion(shell=shell, install=install_completion)
 
 

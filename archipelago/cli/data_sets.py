@@ -73,15 +73,25 @@ def data(
 def _refuse(action: str, names: Sequence[str], overrides: Sequence[str]) -> None:
     if action not in ("list", "fetch"):
         raise UserError(
-            f"Expected `{program()} data list` or `{program()} data fetch NAME`, got 'data {action}'."
-        )
+            f"Expected `{program()} data list` or `{program()} data fetch NAME`, got 'data {action}'.",
+            code="unknown-name", kind="command", name=action,
+        )  # fmt: skip
     if action == "list" and names:
-        raise UserError(f"Expected `{program()} data list`, got '{names[0]}' too: leave it out.")
+        raise UserError(
+            f"Expected `{program()} data list`, got '{names[0]}' too: leave it out.",
+            code="surplus", word=names[0],
+        )  # fmt: skip
     if action == "fetch" and not names:
-        raise UserError(f"Expected `{program()} data fetch NAME`, got no name: `data list` shows them.")
+        raise UserError(
+            f"Expected `{program()} data fetch NAME`, got no name: `data list` shows them.",
+            code="missing-word", wanted="name",
+        )  # fmt: skip
     foreign = next((word for word in overrides if not word.startswith("data.")), None)
     if foreign is not None:
-        raise UserError(f"Expected settings of `data` only, as in data.root=FOLDER, got '{foreign}'.")
+        raise UserError(
+            f"Expected settings of `data` only, as in data.root=FOLDER, got '{foreign}'.",
+            code="unread", setting=foreign,
+        )  # fmt: skip
 
 
 COMMAND = Described(

@@ -173,7 +173,10 @@ def _placement(ray: RayProbe, config: ExperimentSettings) -> Rows:
     from lightning_modules.engines import engine_entry
 
     if ray.address != "local" and ray.nodes is None:
-        raise UserError("unknown, because the Ray cluster does not answer: unset RAY_ADDRESS to run here.")
+        raise UserError(
+            "unknown, because the Ray cluster does not answer: unset RAY_ADDRESS to run here.",
+            code="unreachable",
+        )
     nodes = ray.nodes or [{"CPU": float(os.cpu_count() or 1), "GPU": float(machine_gpus())}]
     fleet, cuda = resolved(config.fleet, config.clients, nodes, cuda=torch_has_cuda()), torch_has_cuda()
     actors = actor_count(fleet, config.clients, nodes)

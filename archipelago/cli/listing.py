@@ -69,8 +69,9 @@ class List(Request):
             names = [*kinds(), *OTHERS, *(entry for each in registries() for entry in each)]
             hint = nearest(name, names).partition("Choices:")[0]
             raise UserError(
-                f"Unknown kind or entry '{name}' to list. {hint}Kinds: {', '.join([*kinds(), *OTHERS])}."
-            )
+                f"Unknown kind or entry '{name}' to list. {hint}Kinds: {', '.join([*kinds(), *OTHERS])}.",
+                code="unknown-name", kind="kind or entry", name=name,
+            )  # fmt: skip
         if self.as_json:
             print_json([_document(each, entry, whole=True) for each, entry in found])
             return

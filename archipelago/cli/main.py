@@ -56,7 +56,7 @@ def parse(arguments: Sequence[str]) -> Request:
     except typer.TyperException as error:
         if getattr(error, "option_name", "") == "--config":
             raise no_config() from error
-        raise UserError(f"{error.format_message()} `--help` shows what there is.") from error
+        raise UserError(f"{error.format_message()} `--help` shows what there is.", code="usage") from error
     if isinstance(found, Request):
         found.typed = redacted(f"{program()} {shlex.join(arguments)}".strip())
         return found

@@ -27,7 +27,7 @@ class Partition(Request):
         from archipelago.experiments.config import load_config
 
         config = load_config(self.file, self.overrides, small=self.small)
-        from archipelago.experiments.partition_preview import (
+        from archipelago.experiments.figures_data import (
             held_out_clients,
             partition_address,
             write_partition,

@@ -71,8 +71,9 @@ def resume(
     given = refuse_surplus(ctx, words, 1, "resume RUN")
     if not given:
         raise UserError(
-            f"Expected a run directory after resume, got nothing: as in `{program()} resume runs/NAME`."
-        )
+            f"Expected a run directory after resume, got nothing: as in `{program()} resume runs/NAME`.",
+            code="missing-word", wanted="run directory",
+        )  # fmt: skip
     return Resume(address=given[0], trust=trust)
 
 

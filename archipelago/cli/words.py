@@ -12,7 +12,7 @@ from archipelago.cli import suggestions
 from archipelago.cli.app import DEFAULT
 from archipelago.core.errors import UserError
 from archipelago.core.program import program
-from archipelago.core.registry import nearest
+from archipelago.core.registry import closest, nearest
 
 # Parameters that several commands have. An absent list is None: that is Typer's way.
 Settings = Annotated[
@@ -46,7 +46,10 @@ def one_config(given: Sequence[str] | None) -> Path | None:
     if not given:
         return None
     if len(given) > 1:
-        raise UserError(f"Expected --config once, got both '{given[0]}' and '{given[1]}': leave one out.")
+        raise UserError(
+            f"Expected --config once, got both '{given[0]}' and '{given[1]}': leave one out.",
+            code="given-twice", setting="--config", given=tuple(given),
+        )  # fmt: skip
     if not given[0]:
         raise no_config()
     from archipelago.experiments.config_files import find_config
@@ -57,12 +60,18 @@ def one_config(given: Sequence[str] | None) -> Path | None:
 def refuse_small_alone(small: bool, file: Path | None) -> None:
     """The small variant is one of a file."""
     if small and file is None:
-        raise UserError("Expected --config FILE beside --small, got none: as in --config thesis-7.6 --small.")
+        raise UserError(
+            "Expected --config FILE beside --small, got none: as in --config thesis-7.6 --small.",
+            code="needs", setting="--small", needed="--config",
+        )  # fmt: skip
 
 
 def no_config() -> UserError:
     """The sentence for `--config` at the end of a line."""
-    return UserError("Expected a file after --config, got nothing: as in --config tune_configs/demo.yaml.")
+    return UserError(
+        "Expected a file after --config, got nothing: as in --config tune_configs/demo.yaml.",
+        code="missing-word", wanted="file",
+    )  # fmt: skip
 
 
 def settings_of(ctx: typer.Context, words: Sequence[str] | None) -> list[str]:
@@ -88,11 +97,13 @@ def unknown_option(word: str, options: Sequence[str]) -> UserError:
     close = nearest(name, options)
     if "Did you mean" in close:
         return UserError(
-            f"Unknown option '{word}'. Did you mean '--{close.split(chr(39))[1]}'? `--help` shows all."
-        )
+            f"Unknown option '{word}'. Did you mean '--{close.split(chr(39))[1]}'? `--help` shows all.",
+            code="unknown-option", option=word,
+        )  # fmt: skip
     return UserError(
-        f"Unknown option '{word}': settings are written without dashes, as in {name or 'rounds'}=VALUE."
-    )
+        f"Unknown option '{word}': settings are written without dashes, as in {name or 'rounds'}=VALUE.",
+        code="unknown-option", option=word,
+    )  # fmt: skip
 
 
 def refuse_surplus(ctx: typer.Context, words: Sequence[str] | None, limit: int, usage: str) -> list[str]:
@@ -102,9 +113,15 @@ def refuse_surplus(ctx: typer.Context, words: Sequence[str] | None, limit: int, 
         if word.startswith("-"):
             close = nearest(word.lstrip("-"), options_of(ctx)).partition("'")[2].partition("'")[0]
             hint = f"Did you mean '--{close}'? " if close else ""
-            raise UserError(f"Unknown option '{word}'. {hint}`{program()} {ctx.info_name} --help` shows all.")
+            raise UserError(
+                f"Unknown option '{word}'. {hint}`{program()} {ctx.info_name} --help` shows all.",
+                code="unknown-option", option=word,
+            )  # fmt: skip
     if len(given) > limit:
-        raise UserError(f"Expected `{program()} {usage}`, got '{given[limit]}' too: leave it out.")
+        raise UserError(
+            f"Expected `{program()} {usage}`, got '{given[limit]}' too: leave it out.",
+            code="surplus", word=given[limit],
+        )  # fmt: skip
     return given
 
 
@@ -113,13 +130,25 @@ def _unknown_word(ctx: typer.Context, word: str, first: bool) -> UserError:
     from archipelago.experiments.config import leaves
 
     if word.endswith((".yaml", ".yml")):
-        return UserError(f"Expected setting=value, got the file '{word}': write --config {word}.")
+        return UserError(
+            f"Expected setting=value, got the file '{word}': write --config {word}.",
+            code="not-a-setting", word=word, nearest="--config",
+        )  # fmt: skip
     if (Path(word) / "config.yaml").is_file():
-        return UserError(f"Expected setting=value, got the run directory '{word}': write resume {word}.")
+        return UserError(
+            f"Expected setting=value, got the run directory '{word}': write resume {word}.",
+            code="not-a-setting", word=word, nearest="resume",
+        )  # fmt: skip
     known = leaves(ExperimentSettings)
     sections = {key.partition(".")[0] for key in known}
     if not first or ctx.info_name != DEFAULT or word in known or word in sections:
-        return UserError(f"Expected setting=value, got '{word}': write it as in rounds=10.")
+        return UserError(
+            f"Expected setting=value, got '{word}': write it as in rounds=10.",
+            code="not-a-setting", word=word,
+        )  # fmt: skip
     commands: Any = ctx.find_root().command
     names = [name for name, each in commands.commands.items() if not each.hidden]
-    return UserError(f"Unknown command '{word}'. {nearest(word, [*names, '--help'])}")
+    return UserError(
+        f"Unknown command '{word}'. {nearest(word, [*names, '--help'])}",
+        code="unknown-name", kind="command", name=word, nearest=closest(word, [*names, "--help"]),
+    )  # fmt: skip

@@ -26,6 +26,13 @@ def setting(
     `auto`: the platform finds the value out where none is given; users write `auto`, the config holds None.
     `read_with`: it is read only beside one of these, {setting: values} or {setting: what it must be more than}; a
     setting of the same section needs no prefix. Elsewhere it is refused (`experiments/readers.py`).
+
+    >>> import dataclasses
+    >>> @dataclasses.dataclass
+    ... class Options:
+    ...     mu: float = setting(0.1, "strength of the pull", at_least=0)
+    >>> Options().mu, dataclasses.fields(Options)[0].metadata["about"]
+    (0.1, 'strength of the pull')
     """
     limits = {
         "at_least": at_least,
@@ -39,7 +46,7 @@ def setting(
     }
     metadata = {"about": about, **{key: value for key, value in limits.items() if value is not None}}
     if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
+        return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 

@@ -16,11 +16,13 @@ class UserError(Exception):
     ('unknown-name', {'name': 'ifcaa'})
     """
 
+    kind = "other"  # the code of a class whose errors are all of one kind
+
     def __init__(self, message: str, *, code: str = "", **values: Any) -> None:
         super().__init__(
             message
         )  # alone: pickling calls with the arguments, and restores the attributes afterwards
-        self.code = code
+        self.code = code or self.kind
         self.values = values
 
     def rephrased(self, sentence: str) -> UserError:

@@ -123,8 +123,9 @@ def refuse_link(path: Path) -> None:
     if path.is_symlink():
         raise UserError(
             f"Expected {path} to be a file or folder of its own, got a symbolic link to {path.readlink()}, where files "
-            "would be changed or deleted: put what it points to in its place, or remove the link."
-        )
+            "would be changed or deleted: put what it points to in its place, or remove the link.",
+            code="symbolic-link", path=path,
+        )  # fmt: skip
 
 
 def _own_entries(run: Path) -> Iterator[tuple[Path, bool]]:

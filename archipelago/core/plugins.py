@@ -92,14 +92,16 @@ def import_object(path: str, what: str) -> Any:
     if module == "__main__":
         raise UserError(
             f"Expected {what} that every process can import, got '{path}', which is defined in a notebook or in the "
-            f"started script: put it into a file of its own (`%%writefile my_{name.lower()}.py`) and import it."
-        )
+            f"started script: put it into a file of its own (`%%writefile my_{name.lower()}.py`) and import it.",
+            code="not-importable", name=path,
+        )  # fmt: skip
     found = _imported(module, f"Module '{module}' of '{path}'")
     if not hasattr(found, name):
         raise UserError(
             f"Expected {what} called '{name}' in module '{module}' ({getattr(found, '__file__', '?')}), got a module "
-            "without it: check the name."
-        )
+            "without it: check the name.",
+            code="not-importable", name=name, module=module,
+        )  # fmt: skip
     return getattr(found, name)
 
 

@@ -267,15 +267,17 @@ def _with_options(section: type[Any], kinds: tuple[type, ...]) -> type[Any]:
             if each.name in mine:
                 raise UserError(
                     f"Expected a name of its own for the option '{each.name}' of {_title(kind)}, which is a setting of "
-                    f"{section.__name__}: read it there, or give the option another name."
-                )
+                    f"{section.__name__}: read it there, or give the option another name.",
+                    code="option-clash", option=each.name,
+                )  # fmt: skip
             if other is not None:
                 known = next(f for f in dataclasses.fields(other) if f.name == each.name)
                 if (_hints(other)[each.name], _default(known), dict(known.metadata)) != described:
                     raise UserError(
                         f"Expected the option '{each.name}' of {_title(kind)} to have the type, default "
-                        f"and description it has in {_title(other)}: inherit from that, or choose another name."
-                    )
+                        f"and description it has in {_title(other)}: inherit from that, or choose another name.",
+                        code="option-clash", option=each.name,
+                    )  # fmt: skip
                 continue
             owners[each.name] = kind
             fields[each.name] = (each.name, hints[each.name], _copy(each))

@@ -22,13 +22,20 @@ def load_class(setting: str, path: str, base: type) -> type:
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"Expected {setting} to name an importable {base.__name__}, got '{path}' ({error}): write it as "
-            "package.module.Class, with the package in the working directory or installed."
-        ) from error
+            "package.module.Class, with the package in the working directory or installed.",
+            code="not-importable", name=path,
+        ) from error  # fmt: skip
     except USERS as error:  # whatever the user's own code raises
         refuse_end(error)
-        raise UserError(f"Expected {setting} to be importable, got '{path}': {cause_of(error)}.") from error
+        raise UserError(
+            f"Expected {setting} to be importable, got '{path}': {cause_of(error)}.",
+            code="not-importable", name=path,
+        ) from error  # fmt: skip
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise UserError(f"Expected {setting} to name a {base.__name__}, got '{path}' which is not one.")
+        raise UserError(
+            f"Expected {setting} to name a {base.__name__}, got '{path}' which is not one.",
+            code="wrong-kind", kind=base.__name__, name=path,
+        )  # fmt: skip
     return found
 
 
@@ -43,12 +50,15 @@ def construct(setting: str, path: str, found: Any, **known: Any) -> Any:
     if missing:
         raise UserError(
             f"{setting}={path} needs {', '.join(missing)} to be made, but is given {', '.join(known)} at most: give "
-            "the others defaults, for example in a subclass."
-        )
+            "the others defaults, for example in a subclass.",
+            code="needs-arguments", name=path, missing=missing,
+        )  # fmt: skip
     try:
         return found(**{each.name: known[each.name] for each in named if each.name in known})
     except UserError:
         raise
     except USERS as error:  # whatever the user's own code raises
         refuse_end(error)
-        raise UserError(f"{setting}={path} cannot be made: {cause_of(error)}.") from error
+        raise UserError(
+            f"{setting}={path} cannot be made: {cause_of(error)}.", code="cannot-be-made", name=path
+        ) from error

@@ -69,5 +69,6 @@ class TorchMetric:
             kind = "a regression" if classes is None else f"{classes} classes"
             raise UserError(
                 f"Expected evaluation.metrics=[{self.path}] to give one number for {kind}, got: {cause}; give its "
-                f"arguments as evaluation.metric_options.{self.name}.NAME=VALUE."
-            ) from error
+                f"arguments as evaluation.metric_options.{self.name}.NAME=VALUE.",
+                code="wrong-result", name=self.name,
+            ) from error  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a run calls things: labels of its method, add-ons, data set and partition, and what its metrics declare.
+"""What a run calls things: labels of its method, data and whatever is somebody's own, and what its metrics declare.
 
 A run writes this into its directory (`vocabulary.json`), so that a report in another process, or of another year,
 shows a plug-in's method and metric as their author named them without importing the plug-in. Runs from before have
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from archipelago.core.errors import UserError
 from archipelago.core.files import check_regular
 from archipelago.core.metrics import METRICS, Spec, spec_of, specs
+from archipelago.core.plugins import is_ours
 from archipelago.core.readings import Reading, readings_of
 from archipelago.core.registry import REGISTRIES
 
@@ -26,6 +27,12 @@ FORMAT = 1
 Labels = Callable[[], Mapping[str, str]]  # asked only if a run does not say itself what its method is called
 
 _PARTS_OF_METHODS = ("method", "add-on")  # kinds of registries
+_NAMED_KINDS = (
+    *_PARTS_OF_METHODS,
+    "data set",
+    "partition",
+    "metric",
+)  # whose labels have places of their own
 _NAME = re.compile(r"[\w.]+")
 _SUMS = {"micro": "", "macro": ", plain mean", "worst10": ", worst 10%", "std": ", std over clients"}
 _RECOVERY = re.compile(r"recovery_time(?:_(\w+))?")
@@ -54,7 +61,8 @@ class Column:
 class Vocabulary:
     """Labels of methods and add-ons by name, specs of metrics by name, labels of data sets and partitions by name.
 
-    `readings` has the table of each method and add-on: how its paper was read.
+    `readings` has the table of each method and add-on: how its paper was read. `others` are labels of somebody's own
+    rules, networks, engines and the like by name or import path; the platform's are shown as they are written.
     """
 
     methods: Mapping[str, str] = field(default_factory=dict)
@@ -62,6 +70,7 @@ class Vocabulary:
     data: Mapping[str, str] = field(default_factory=dict)
     partitions: Mapping[str, str] = field(default_factory=dict)
     readings: Mapping[str, Sequence[Reading]] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
 
     # Methods ------------------------------------------------------------------------------------------------
 
@@ -93,6 +102,16 @@ class Vocabulary:
     def partition_label(self, config: Mapping[str, Any]) -> str:
         """The partition of a run, likewise."""
         return _label_in(self.partitions, config, "partition")
+
+    def value(self, value: Any) -> Any:
+        """A setting's value with labels in place of names that are not the platform's.
+
+        >>> Vocabulary(others={"own.nets.tanh": "Tanh network"}).value(["own.nets.tanh", "mlp"])
+        ['Tanh network', 'mlp']
+        """
+        if isinstance(value, list | tuple):
+            return [self.value(each) for each in value]
+        return self.others.get(value, value) if isinstance(value, str) else value
 
     # Metrics ------------------------------------------------------------------------------------------------
 
@@ -171,6 +190,7 @@ class Vocabulary:
             "format": FORMAT, "methods": dict(self.methods), "metrics": metrics,
             "data": dict(self.data), "partitions": dict(self.partitions),
             "readings": {name: [row.stored() for row in rows] for name, rows in self.readings.items()},
+            **({"others": dict(self.others)} if self.others else {}),
         }  # fmt: skip
 
 
@@ -208,7 +228,27 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
     also = (config.get("evaluation") or {}).get("metrics") or ()
     metrics = {spec.name: spec for spec in specs(config.get("plugins") or (), also=also)}
     data, partitions = _chosen(config, "data", "data set"), _chosen(config, "partition")
-    return Vocabulary(methods, metrics, data, partitions, _readings(methods)).stored()
+    return Vocabulary(methods, metrics, data, partitions, _readings(methods), _others(config)).stored()
+
+
+def _others(config: Mapping[str, Any]) -> dict[str, str]:
+    """Labels of somebody's own entries of all other kinds that the config names, wherever it does."""
+    known: dict[str, str] = {}
+    for table in REGISTRIES.values():
+        if table.kind not in _NAMED_KINDS:
+            theirs = {
+                name: entry.label for name, entry in table.items() if not is_ours(entry.value.__module__)
+            }
+            known |= theirs | {path: theirs[name] for path, name in table.paths.items() if name in theirs}
+    return {text: known[text] for text in _texts(config) if text in known}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
+    elif isinstance(value, str):
+        yield value
 
 
 def _readings(names: Iterable[str]) -> dict[str, Sequence[Reading]]:
@@ -243,13 +283,15 @@ def read_vocabulary(run: Path) -> Vocabulary | None:
         read = {
             name: [Reading(**row) for row in rows] for name, rows in (stored.get("readings") or {}).items()
         }
-        return Vocabulary(dict(stored["methods"]), metrics, data, partitions, read)
+        others = dict(stored.get("others") or {})
+        return Vocabulary(dict(stored["methods"]), metrics, data, partitions, read, others)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
-            f"{path} is damaged ({error}): expected labels and metrics; remove it to report without."
-        ) from error
+            f"{path} is damaged ({error}): expected labels and metrics; remove it to report without.",
+            code="damaged", file=path,
+        ) from error  # fmt: skip
 
 
 def of_run(run: Path, labels: Labels = registered_labels) -> Vocabulary:
@@ -264,9 +306,10 @@ def merged(vocabularies: Iterable[Vocabulary]) -> Vocabulary:
     data: dict[str, str] = {}
     partitions: dict[str, str] = {}
     readings: dict[str, Sequence[Reading]] = {}
+    others: dict[str, str] = {}
     for each in vocabularies:
         methods = {**each.methods, **methods}
         data, partitions = {**each.data, **data}, {**each.partitions, **partitions}
-        readings = {**each.readings, **readings}
+        readings, others = {**each.readings, **readings}, {**each.others, **others}
         metrics |= {name: spec for name, spec in each.metrics.items() if name not in metrics}
-    return Vocabulary(methods, metrics, data, partitions, readings)
+    return Vocabulary(methods, metrics, data, partitions, readings, others)

@@ -26,11 +26,16 @@ def use_arrays(name: str, train: Pair, test: Pair | None = None, *, owners: Any 
     `owners` says who each sample belongs to, by numbers or names: one array, or one for each part. What x and y may
     be: see `from_arrays`. A copy is kept in the cache (`kept.py`), where other processes find it by its name: the
     trials of a sweep, `resume`, the command line. Giving a name again replaces its arrays.
+
+    >>> use_arrays("stripes", (np.eye(8, dtype=np.float32).repeat(4, axis=0), np.arange(32) % 4))
+    >>> DATASETS["stripes"].name
+    'stripes'
     """
     if name in DATASETS and "arrays given" not in DATASETS[name].about:
         raise UserError(
-            f"Expected a name of your own for the arrays, got '{name}': it is a data set already."
-        )
+            f"Expected a name of your own for the arrays, got '{name}': it is a data set already.",
+            code="name-taken", name=name,
+        )  # fmt: skip
     arrays = _given(f"Data set '{name}'", train, test, owners)
     keep(name, arrays)
     DATASETS.remove(name)
@@ -71,17 +76,22 @@ def _given(where: str, train: Pair, test: Pair | None, owners: Any) -> dict[str,
     found: dict[str, Array] = {}
     for part, pair in parts.items():
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
-            raise UserError(f"{where}: expected a pair (x, y) to {part} on, got {type(pair).__name__}.")
+            raise UserError(
+                f"{where}: expected a pair (x, y) to {part} on, got {type(pair).__name__}.",
+                code="wrong-type", setting=part, given=type(pair).__name__,
+            )  # fmt: skip
         x, y = (np.asarray(each) for each in pair)
         if y.shape[:1] != x.shape[:1] or x.ndim == 0:
             raise UserError(
-                f"{where}: expected one label for each of {len(np.atleast_1d(x))} samples, got {kind(y)}."
+                f"{where}: expected one label for each of {len(np.atleast_1d(x))} samples, got {kind(y)}.",
+                code="unequal-lengths",
             )
         for array in (x, y):
             if array.dtype.kind not in "uifb":
                 raise UserError(
-                    f"{where}: samples and labels must be numbers, but some are of type {array.dtype}."
-                )
+                    f"{where}: samples and labels must be numbers, but some are of type {array.dtype}.",
+                    code="wrong-dtype", dtype=array.dtype,
+                )  # fmt: skip
         found |= {f"x_{part}": x, f"y_{part}": y}
     if owners is None:
         return found
@@ -91,12 +101,15 @@ def _given(where: str, train: Pair, test: Pair | None, owners: Any) -> dict[str,
         wanted = " and one of ".join(str(size) for size in sizes)
         raise UserError(
             f"{where}: expected an owner for each sample, as {'an array' if test is None else 'a pair of arrays, one'} "
-            f"of {wanted}, got {' and '.join(kind(one) for one in each)}."
+            f"of {wanted}, got {' and '.join(kind(one) for one in each)}.",
+            code="wrong-owners",
         )
     try:
         numbers = np.unique(np.concatenate(each), return_inverse=True)[1].astype(np.int64)
     except TypeError as error:  # numbers and names side by side
-        raise UserError(f"{where}: owners must be all numbers or all names ({error}).") from error
+        raise UserError(
+            f"{where}: owners must be all numbers or all names ({error}).", code="wrong-owners"
+        ) from error
     cuts = np.split(numbers, np.cumsum(sizes)[:-1])
     return found | {f"owners_{part}": cut for part, cut in zip(parts, cuts, strict=True)}
 
@@ -152,8 +165,9 @@ def from_arrays(
         if low < 0 or high >= max(len(y_train), 2):
             raise UserError(
                 f"{where}: labels must be class numbers 0, 1, 2, ... below the number of samples, but lie in "
-                f"{low}..{high}; number the classes from 0."
-            )
+                f"{low}..{high}; number the classes from 0.",
+                code="wrong-labels", low=low, high=high,
+            )  # fmt: skip
         classes = high + 1
     else:
         y_train, y_test = y_train.astype(np.float32), y_test.astype(np.float32)
@@ -172,7 +186,8 @@ def _owners(where: str, owners: tuple[Array, Array] | None) -> dict[str, Any]:
     train, test = (np.asarray(each) for each in owners)
     if train.ndim != 1 or test.ndim != 1:
         raise UserError(
-            f"{where}: expected one owner for each sample, but got {kind(train)} and {kind(test)}."
+            f"{where}: expected one owner for each sample, but got {kind(train)} and {kind(test)}.",
+            code="wrong-owners",
         )
     numbers = np.unique(np.concatenate([train, test]), return_inverse=True)[1].astype(np.int64)
     return {"owners_train": numbers[: len(train)], "owners_test": numbers[len(train) :]}
@@ -180,12 +195,17 @@ def _owners(where: str, owners: tuple[Array, Array] | None) -> dict[str, Any]:
 
 def _samples(where: str, x: Array, channels_first: bool) -> Array:
     if x.dtype.kind not in "uifb":
-        raise UserError(f"{where}: samples must be numbers, but are of type {x.dtype}.")
+        raise UserError(
+            f"{where}: samples must be numbers, but are of type {x.dtype}.", code="wrong-dtype", dtype=x.dtype
+        )
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):  # what does not fit becomes infinite, which is refused below
             x = x.astype(np.float32)
         if not np.isfinite(x).all():
-            raise UserError(f"{where}: samples must be finite float32 numbers, but some are NaN or infinite.")
+            raise UserError(
+                f"{where}: samples must be finite float32 numbers, but some are NaN or infinite.",
+                code="not-finite", what="samples",
+            )  # fmt: skip
     if x.ndim == 3:
         return x[:, None]
     if x.ndim == 4:
@@ -197,8 +217,9 @@ def _samples(where: str, x: Array, channels_first: bool) -> Array:
         return x
     raise UserError(
         f"{where}: expected images (N, H, W), (N, H, W, C) or (N, C, H, W), or vectors (N, features), but got "
-        f"{kind(x)}."
-    )
+        f"{kind(x)}.",
+        code="wrong-shape", given=kind(x),
+    )  # fmt: skip
 
 
 def as_targets(where: str, parts: Sequence[Array], targets: str) -> list[Array]:
@@ -213,8 +234,9 @@ def as_targets(where: str, parts: Sequence[Array], targets: str) -> list[Array]:
         odd = values[~(np.isfinite(values) & (values == np.floor(values)))][0]
         raise UserError(
             f"{where}: expected whole numbers as class labels (data.targets=classes), got {odd:g}: number the classes "
-            "from 0, or predict numbers with data.targets=numbers."
-        )
+            "from 0, or predict numbers with data.targets=numbers.",
+            code="wrong-labels", given=odd,
+        )  # fmt: skip
     if targets == "classes":
         return [y.astype(np.int64) for y in parts]
     floats = any(y.dtype.kind == "f" for y in parts)
@@ -222,8 +244,9 @@ def as_targets(where: str, parts: Sequence[Array], targets: str) -> list[Array]:
         raise UserError(
             f"{where}: expected labels that say what they are, got {values.dtype} labels that are all whole numbers in "
             f"{values.min():g}..{values.max():g}: set data.targets=classes, or data.targets=numbers to predict them as "
-            "numbers."
-        )
+            "numbers.",
+            code="ambiguous-labels", dtype=values.dtype,
+        )  # fmt: skip
     return list(parts)
 
 
@@ -231,13 +254,19 @@ def _labels(where: str, y: Array) -> Array:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "uifb":
-        raise UserError(f"{where}: expected one number as the label of each sample, but got {kind(y)}.")
+        raise UserError(
+            f"{where}: expected one number as the label of each sample, but got {kind(y)}.",
+            code="wrong-labels", given=kind(y),
+        )  # fmt: skip
     if y.dtype.kind != "f":
         return y.astype(np.int64)
     with np.errstate(over="ignore"):
         y = y.astype(np.float32)
     if not np.isfinite(y).all():
-        raise UserError(f"{where}: labels must be finite numbers, but some are NaN or infinite.")
+        raise UserError(
+            f"{where}: labels must be finite numbers, but some are NaN or infinite.",
+            code="not-finite", what="labels",
+        )  # fmt: skip
     return y
 
 
@@ -245,6 +274,7 @@ def _join(where: str, parts: list[Array]) -> Array:
     if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
         raise UserError(
             f"{where}: validation and test part must have one shape and type, but are "
-            f"{' and '.join(kind(part) for part in parts)}."
+            f"{' and '.join(kind(part) for part in parts)}.",
+            code="unequal-shapes",
         )
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -53,6 +53,6 @@ def fetch_dataset(name: str, settings: DataSettings) -> str:
         return f"{name} is here already: {where}"
     if source.fetch is None:
         source(settings, 0)  # says how to get it
-        raise UserError(f"Data set '{name}' cannot be fetched.")
+        raise UserError(f"Data set '{name}' cannot be fetched.", code="cannot-be-fetched", name=name)
     root: Path = source.fetch(settings)
     return f"{name} is in {source.present(settings) or root}"

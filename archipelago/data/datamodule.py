@@ -29,8 +29,9 @@ class FederationDataModule(lightning.LightningDataModule):
         super().__init__()
         if not 0 <= client < len(federation.clients):
             raise UserError(
-                f"There is no client {client}: this federation has clients 0..{len(federation.clients) - 1}."
-            )
+                f"There is no client {client}: this federation has clients 0..{len(federation.clients) - 1}.",
+                code="unknown-client", client=client,
+            )  # fmt: skip
         self.federation = federation
         self.client = client
         self.batch_size = batch_size

@@ -83,17 +83,22 @@ class Dataset:
         if self.x_train.shape[1:] != self.x_test.shape[1:] or self.x_train.dtype != self.x_test.dtype:
             raise UserError(
                 f"Data set '{self.name}': training and test samples must have one shape and type, but are "
-                f"{kind(self.x_train)} and {kind(self.x_test)}."
-            )
+                f"{kind(self.x_train)} and {kind(self.x_test)}.",
+                code="unequal-shapes", name=self.name,
+            )  # fmt: skip
         for what in ("sources", "owners"):
             if (getattr(self, f"{what}_train") is None) != (getattr(self, f"{what}_test") is None):
-                raise UserError(f"Data set '{self.name}': give the {what} of both parts, or of none.")
+                raise UserError(
+                    f"Data set '{self.name}': give the {what} of both parts, or of none.",
+                    code="incomplete", lacks=what,
+                )  # fmt: skip
         channels = self.x_train.shape[1]
         if not all(len(numbers) in (1, channels) for numbers in (self.mean, self.std)):
             raise UserError(
                 f"Data set '{self.name}': mean and std need one number, or one per channel ({channels}), "
-                f"but have {len(self.mean)} and {len(self.std)}."
-            )
+                f"but have {len(self.mean)} and {len(self.std)}.",
+                code="unequal-lengths", name=self.name, channels=channels,
+            )  # fmt: skip
 
     def joined(self) -> tuple[Array, Array]:
         """All samples and labels, first those to train on; shared samples are not copied."""
@@ -105,23 +110,34 @@ class Dataset:
         if x.ndim not in (2, 4) or x.dtype not in (np.uint8, np.float32):
             raise UserError(
                 f"{where}expected images (N, channels, height, width) or vectors (N, features) of uint8 or "
-                f"float32, but got {kind(x)}."
-            )
+                f"float32, but got {kind(x)}.",
+                code="wrong-shape", given=kind(x),
+            )  # fmt: skip
         if y.shape != (len(x),):
-            raise UserError(f"{where}expected one label for each of {len(x)} samples, but got {kind(y)}.")
+            raise UserError(
+                f"{where}expected one label for each of {len(x)} samples, but got {kind(y)}.",
+                code="unequal-lengths",
+            )
         if x.size == 0:
-            raise UserError(f"{where}it holds no samples.")
+            raise UserError(f"{where}it holds no samples.", code="no-samples")
         wanted = np.dtype(np.float32 if self.classes is None else np.int64)
         if y.dtype != wanted:
-            raise UserError(f"{where}expected labels of type {wanted}, but got {y.dtype}.")
+            raise UserError(
+                f"{where}expected labels of type {wanted}, but got {y.dtype}.",
+                code="wrong-dtype", dtype=y.dtype,
+            )  # fmt: skip
         if self.classes is not None and not (y.min() >= 0 and y.max() < self.classes):
             raise UserError(
-                f"{where}labels must lie in 0..{self.classes - 1}, but lie in {y.min()}..{y.max()}."
-            )
+                f"{where}labels must lie in 0..{self.classes - 1}, but lie in {y.min()}..{y.max()}.",
+                code="wrong-labels", low=y.min(), high=y.max(),
+            )  # fmt: skip
         for what in ("source", "owner"):
             given = getattr(self, f"{what}s_{part}")
             if given is not None and given.shape != y.shape:
-                raise UserError(f"{where}expected one {what} for each sample, but got {kind(given)}.")
+                raise UserError(
+                    f"{where}expected one {what} for each sample, but got {kind(given)}.",
+                    code="unequal-lengths",
+                )
 
 
 @dataclass(frozen=True)
@@ -162,8 +178,9 @@ class DataSource:
         if not isinstance(made, Dataset):
             raise UserError(
                 f"Expected data set '{settings.name}' to return an archipelago.data.Dataset, got "
-                f"{type(made).__name__}: return one."
-            )
+                f"{type(made).__name__}: return one.",
+                code="wrong-result", name=settings.name,
+            )  # fmt: skip
         return made
 
 
@@ -182,8 +199,9 @@ class DataSets(Registry[DataSource]):
             taken = [name for name, entry in self.items() if hasattr(entry.options, "target")]
             raise UserError(
                 f"Expected data set '{path}' to be a function ({', '.join(_SIGNATURE)}), got a class: write "
-                f"data={' or '.join(taken)} data.target={path} for a LightningDataModule."
-            )
+                f"data={' or '.join(taken)} data.target={path} for a LightningDataModule.",
+                code="wrong-kind", kind="data set", name=path,
+            )  # fmt: skip
         dataset(path, about)(found)
 
 

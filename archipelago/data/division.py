@@ -124,8 +124,9 @@ def divide(split: Partitioner, task: Task) -> Division:
     elif variants > 1 and settings.compat != "none":
         raise UserError(
             f"partition.compat={settings.compat} gives one sample to several clients, which cannot all see it shifted "
-            "in their own way: leave out the shifts (data.rotations, ...), or partition.compat."
-        )
+            "in their own way: leave out the shifts (data.rotations, ...), or partition.compat.",
+            code="shared-samples", setting="data.rotations",
+        )  # fmt: skip
     known = labels
     if settings.test_share is not None:
         labels, offset = _pooled(labels, settings.test_share), 0
@@ -208,8 +209,9 @@ def _client_data(
         if len(train[number]) < 2:
             raise UserError(
                 f"partition.validation={settings.validation} needs two training samples of every client, "
-                f"but client {number} has {len(train[number])}: set partition.min_size=2, or no validation."
-            )
+                f"but client {number} has {len(train[number])}: set partition.min_size=2, or no validation.",
+                code="too-few-samples", setting="partition.validation", client=number,
+            )  # fmt: skip
         strata = labels.train if labels.classes is not None else np.zeros(len(labels.train), dtype=np.int64)
         rng = generator(seed, "validation")
         train, validation = set_aside(train, strata, settings.validation, rng, floors=False)
@@ -233,14 +235,15 @@ def _hold_out(
     if settings.compat != "none":
         raise UserError(
             f"partition.holdout={share} cannot be combined with partition.compat={settings.compat}, where several "
-            "clients may hold one test sample: leave one of them out."
-        )
+            "clients may hold one test sample: leave one of them out.",
+            code="shared-samples", setting="partition.holdout",
+        )  # fmt: skip
     if groups is None:
         raise UserError(
             f"partition.holdout={share} keeps test samples of every ground-truth distribution, but "
-            f"partition={split.name} has none: use partition={' or '.join(_mixing())}, a cluster-wise partition or "
-            "data.rotations, or leave it out."
-        )
+            f"{split.name} has none: use {' or '.join(_mixing())}, a cluster-wise one or data.rotations, or none.",
+            code="needs-groups", setting="partition.holdout",
+        )  # fmt: skip
     test = np.concatenate([client.test for client in held])
     holder = np.repeat(np.arange(len(held)), [len(client.test) for client in held])
     kind = sources[test] if split.mixes and sources is not None else groups[holder]
@@ -256,8 +259,9 @@ def _hold_out(
         raise UserError(
             f"partition.holdout={share} leaves no test sample to hold out of distribution "
             f"{next(n for n, each in enumerate(sets) if len(each) == 0)}: there are too few test samples for "
-            f"{len(held)} clients: ask for fewer clients, a larger share, or partition.holdout=0."
-        )
+            f"{len(held)} clients: ask for fewer clients, a larger share, or partition.holdout=0.",
+            code="too-few-samples", setting="partition.holdout",
+        )  # fmt: skip
     stays = np.ones(len(test), dtype=bool)
     stays[taken] = False
     kept = split_at(test[stays], np.bincount(holder[stays], minlength=len(held)))

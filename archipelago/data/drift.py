@@ -105,8 +105,9 @@ class Event:
         if found is None or int(found["round"]) < 2 or not 0 < (share if given is None else given) <= 1:
             raise UserError(
                 "Expected events of drift as NAME@ROUND or NAME@ROUND:SHARE, from round 2 on and of a share up to 1, "
-                f"got '{text}' in data.drift: write it as in label_swap@10:0.5."
-            )
+                f"got '{text}' in data.drift: write it as in label_swap@10:0.5.",
+                code="wrong-form", setting="data.drift", given=text,
+            )  # fmt: skip
         return cls(found["name"], int(found["round"]), share if given is None else given)
 
 
@@ -208,8 +209,9 @@ def drifted(
     if division.copy_of is not None:
         raise UserError(
             "Expected clients with samples of their own for drift, got a partition that gives some samples to several "
-            "clients (partition.compat): leave one of them out."
-        )
+            "clients (partition.compat): leave one of them out.",
+            code="shared-samples", setting="data.drift",
+        )  # fmt: skip
     count = len(division.clients)
     world = World(
         division.clients, np.asarray(y), classes, shape, division.groups,
@@ -243,7 +245,10 @@ def _prepared(
         entry = DRIFTS.entry(event.kind)
         kind = entry.value(entry.options_from(data))
         if why := kind.refuse(world):
-            raise UserError(f"Expected data that {event.kind} can happen to (data.drift), got {why}.")
+            raise UserError(
+                f"Expected data that {event.kind} can happen to (data.drift), got {why}.",
+                code="unfit-data", setting="data.drift", kind=event.kind,
+            )  # fmt: skip
         some = max(1, int(np.floor(event.share * count + 0.5)))
         clients = np.sort(generator(seed, "drift", round=number).permutation(count)[:some])
         kind.before(world, clients)

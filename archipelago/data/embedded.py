@@ -91,13 +91,15 @@ def synthetic(settings: DataSettings, options: SyntheticOptions, seed: int) -> D
     if options.samples < 2 * options.sources:
         raise UserError(
             f"data.samples={options.samples} cannot give each of data.sources={options.sources} ground-truth "
-            f"models a training and a test sample: ask for at least {2 * options.sources} samples."
-        )
+            f"models a training and a test sample: ask for at least {2 * options.sources} samples.",
+            code="too-few-samples", setting="data.samples", samples=options.samples,
+        )  # fmt: skip
     if options.samples * options.dimension > MOST_NUMBERS:
         raise UserError(
             f"Expected data.samples x data.dimension <= {MOST_NUMBERS}, got {options.samples} x {options.dimension}: "
-            "they are drawn in memory; ask for fewer."
-        )
+            "they are drawn in memory; ask for fewer.",
+            code="too-large", setting="data.samples",
+        )  # fmt: skip
     weights = ground_truth_weights(options, seed)
     rng = generator(seed, "synthetic samples")
     sources = np.arange(options.samples, dtype=np.int64) * options.sources // options.samples

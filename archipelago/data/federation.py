@@ -147,12 +147,14 @@ class Federation(Division):
         if not wanted <= set(arrays):
             raise UserError(
                 f"A stored partition must hold {', '.join(sorted(wanted))}, but this one holds "
-                f"{', '.join(sorted(arrays)) or 'nothing'}: it is damaged or of another kind."
+                f"{', '.join(sorted(arrays)) or 'nothing'}: it is damaged or of another kind.",
+                code="damaged",
             )
         changed = UserError(
             f"The stored partition was not made for data set '{dataset.name}' as it is now: bring back the "
-            "data and settings of that run, or start a new one."
-        )
+            "data and settings of that run, or start a new one.",
+            code="other-data", name=dataset.name,
+        )  # fmt: skip
         try:
             federation = cls.made_of(
                 dataset, Division.from_arrays(arrays), Shift.of(arrays), drift=Drift.of(arrays)

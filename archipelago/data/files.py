@@ -89,7 +89,7 @@ class Damaged(UserError):
         ):  # what a fetch brings is one file or one folder in data.root, and it brings what is not there
             first = root / self.path.relative_to(root).parts[0]
             advice = f"delete {first} and get it again with {fetch_command(self.name, settings)}"
-        return UserError(f"{self}: {advice}.")
+        return UserError(f"{self}: {advice}.", code="damaged", name=self.name, path=self.path)
 
 
 def check_md5(name: str, published: Iterable[tuple[Path, str]]) -> None:
@@ -132,8 +132,9 @@ def fetch(
     except OSError as error:
         raise UserError(
             f"Data set '{name}' cannot be fetched into data.root={settings.root} ({error.strerror}): set data.root "
-            "to a folder one can write to."
-        ) from error
+            "to a folder one can write to.",
+            code="unwritable", path=settings.root,
+        ) from error  # fmt: skip
     try:
         with ended_in_order():
             download(work)
@@ -142,8 +143,9 @@ def fetch(
     except _FAILURES as error:
         raise UserError(
             f"Data set '{name}' could not be fetched from {address} ({_reason(error, work, archives)}): nothing "
-            f"was kept; try again, or bring the files there yourself. Meanwhile data={NO_FILES} needs no files."
-        ) from error
+            f"was kept; try again, or bring the files there yourself. Meanwhile data={NO_FILES} needs no files.",
+            code="cannot-be-fetched", name=name,
+        ) from error  # fmt: skip
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return root

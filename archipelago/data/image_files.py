@@ -18,7 +18,7 @@ from PIL import Image, UnidentifiedImageError
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
-from archipelago.core.registry import NoOptions, nearest
+from archipelago.core.registry import NoOptions, closest, nearest
 from archipelago.core.settings import DataSettings, setting
 from archipelago.data.datasets import Dataset, dataset, hold_out, some
 from archipelago.data.files import NO_FILES, Damaged, check_md5, fetch, fetch_hint, md5_of, missing, root_of
@@ -59,8 +59,9 @@ def _celeba_fetch(settings: DataSettings) -> Path:
     if importlib.util.find_spec("gdown") is None:
         raise UserError(
             "Data set 'celeba' comes from Google Drive, for which torchvision needs the package gdown: install it with "
-            f"`pip install gdown`, or bring the files of {_CELEBA_HOME} to {root_of(settings) / 'celeba'} yourself."
-        )
+            f"`pip install gdown`, or bring the files of {_CELEBA_HOME} to {root_of(settings) / 'celeba'} yourself.",
+            code="needs-package", package="gdown",
+        )  # fmt: skip
 
     def download(folder: Path) -> None:
         source(folder, download=True)
@@ -106,7 +107,10 @@ def celeba(settings: DataSettings, options: CelebaOptions, seed: int) -> Dataset
         faces = source(root_of(settings), split="all", target_type=["attr", "identity"])
         names = [name for name in faces.attr_names if name]
         if attribute not in names:
-            raise UserError(f"Unknown data.attribute '{attribute}' of celeba. {nearest(attribute, names)}")
+            raise UserError(
+                f"Unknown data.attribute '{attribute}' of celeba. {nearest(attribute, names)}",
+                code="unknown-choice", setting="data.attribute", given=attribute, nearest=closest(attribute, names),
+            )  # fmt: skip
         y = faces.attr[:, names.index(attribute)].numpy().astype(np.int64)
         people = np.unique(faces.identity[:, 0].numpy(), return_inverse=True)[1].astype(np.int64)
         train, test = hold_out(people, settings.test_fraction, generator(0, "split of celeba"))
@@ -226,15 +230,19 @@ def _folder_parts(root: Path, settings: DataSettings) -> tuple[Path, list[Path]]
     others = [path for path in folders if path not in (*train, *test)]
     if not train:
         if test and not others:
-            raise UserError(f"{_FOLDER_WANTED}, but {root} has {test[0].name}/ and no train/.")
+            raise UserError(
+                f"{_FOLDER_WANTED}, but {root} has {test[0].name}/ and no train/.",
+                code="wrong-folder", path=root,
+            )  # fmt: skip
         return root, []
     mixed = next((path for path in others if _has_images(path)), None)
     if mixed is not None or len(train) > 1:
         beside = mixed if mixed is not None else train[1]
         raise UserError(
             f"{_FOLDER_WANTED}, but {root} has {train[0].name}/CLASS and {beside.name}/ side by side: move one of them "
-            "away."
-        )
+            "away.",
+            code="wrong-folder", path=root,
+        )  # fmt: skip
     return train[0], test
 
 
@@ -280,8 +288,9 @@ def image_folder(settings: DataSettings, options: ImageFolderOptions, seed: int)
     root = root_of(settings)
     if not root.is_dir():
         raise UserError(
-            f"{_FOLDER_WANTED}, but {settings.root} is no folder; data={NO_FILES} needs no files."
-        )
+            f"{_FOLDER_WANTED}, but {settings.root} is no folder; data={NO_FILES} needs no files.",
+            code="wrong-folder", path=settings.root,
+        )  # fmt: skip
     train_folder, test_folders = _folder_parts(root, settings)
     train, classes = _samples(train_folder, settings)
     test: list[tuple[Path, int]] = []
@@ -290,16 +299,18 @@ def image_folder(settings: DataSettings, options: ImageFolderOptions, seed: int)
         if theirs != classes:
             raise UserError(
                 f"{_FOLDER_WANTED}, and the same classes in both, but {root} has {some(classes)} to train on and "
-                f"{some(theirs)} to test on in {folder.name}/."
-            )
+                f"{some(theirs)} to test on in {folder.name}/.",
+                code="wrong-folder", path=root,
+            )  # fmt: skip
         test += more
     paths = [path for path, _ in [*train, *test]]
     labels, cut = np.array([label for _, label in [*train, *test]], dtype=np.int64), len(train)
     if not test:
         if np.bincount(labels).min() < 2:
             raise UserError(
-                f"{_FOLDER_WANTED} of two images at least, but a class of {train_folder} has one."
-            )
+                f"{_FOLDER_WANTED} of two images at least, but a class of {train_folder} has one.",
+                code="too-few-samples", path=train_folder,
+            )  # fmt: skip
         kept, held = hold_out(labels, settings.test_fraction, generator(0, "split of image_folder"))
         order, cut = np.concatenate([kept, held]), len(kept)
         paths, labels = [paths[i] for i in order], labels[order]
@@ -338,7 +349,9 @@ def _samples(folder: Path, settings: DataSettings) -> tuple[list[tuple[Path, int
         found = Visible(str(folder))
     except (FileNotFoundError, OSError) as error:
         why = " ".join(str(error).split()).rstrip(".")
-        raise UserError(f"{_FOLDER_WANTED}, but {folder} is not one ({why}).") from error
+        raise UserError(
+            f"{_FOLDER_WANTED}, but {folder} is not one ({why}).", code="wrong-folder", path=folder
+        ) from error
     return [(Path(path), label) for path, label in found.samples], list(found.classes)
 
 
@@ -351,8 +364,9 @@ def _refuse_loops(part: Path, classes: Iterable[Path]) -> None:
         if real in seen or real in part.resolve().parents:
             raise UserError(
                 f"Expected every folder of images once, but {path} leads to {seen.get(real, real)} again: remove "
-                "that link, or its images would count several times."
-            )
+                "that link, or its images would count several times.",
+                code="counted-twice", path=path,
+            )  # fmt: skip
         seen[real] = path
         folders.sort()
 
@@ -371,6 +385,7 @@ def _side_of(path: Path) -> int:
     if width != height:
         raise UserError(
             f"Expected square images, but {path} has {width}x{height} pixels: set data.image_size to the side that "
-            "all are resized to."
-        )
+            "all are resized to.",
+            code="wrong-shape", path=path, width=width, height=height,
+        )  # fmt: skip
     return width

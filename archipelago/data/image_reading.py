@@ -38,8 +38,9 @@ def read_image(name: str, path: Path, side: int, mode: str = "RGB") -> Array:
 def refuse_pipe(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise UserError(
-            f"Expected images to be files, got {path}, a pipe or a device: take it out of the folder."
-        )
+            f"Expected images to be files, got {path}, a pipe or a device: take it out of the folder.",
+            code="not-a-file", path=path,
+        )  # fmt: skip
 
 
 def refuse_size(name: str, path: Path, size: tuple[int, int]) -> None:
@@ -53,8 +54,9 @@ def too_large(name: str, path: Path, error: Exception) -> UserError:
     """What would take gigabytes to decode, whatever the size of its file."""
     return UserError(
         f"Data set '{name}': {path} is too large to be decoded ({' '.join(str(error).split()).rstrip('.')}): make it "
-        "smaller, or take it out."
-    )
+        "smaller, or take it out.",
+        code="too-large", path=path,
+    )  # fmt: skip
 
 
 def reader_of(name: str, paths: list[Path], side: int, mode: str = "RGB") -> Callable[[int], Array]:

@@ -46,15 +46,19 @@ def keep(name: str, arrays: Mapping[str, Array]) -> None:
     """Keep arrays under a name; a folder that cannot be written is done without, and this process alone has them."""
     path = _file(name)
     if path is None:
-        raise UserError(f"Expected a name of letters, digits, - and _ for the arrays, got '{name}'.")
+        raise UserError(
+            f"Expected a name of letters, digits, - and _ for the arrays, got '{name}'.",
+            code="wrong-name", name=name,
+        )  # fmt: skip
     content, before = content_of(arrays), _about(path)
     if before.get("content") == content:
         return
     if _alive(before):
         raise UserError(
             f"Process {before['process']} uses other arrays under the name '{name}', and would find these in their "
-            "place: choose another name, or wait until it has ended."
-        )
+            "place: choose another name, or wait until it has ended.",
+            code="name-taken", name=name,
+        )  # fmt: skip
     about = {"content": content, **_maker(os.getpid())}
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,8 +81,9 @@ def read_kept(name: str) -> dict[str, Array]:
     # Whatever a damaged archive makes zipfile, zlib or NumPy raise means the same to the user.
     except Exception as error:
         raise UserError(
-            f"The arrays '{name}' cannot be read from {path} ({error}): give them again with use_arrays."
-        ) from error
+            f"The arrays '{name}' cannot be read from {path} ({error}): give them again with use_arrays.",
+            code="unreadable", name=name, path=path,
+        ) from error  # fmt: skip
 
 
 def _file(name: str) -> Path | None:

@@ -61,8 +61,9 @@ def open_mapped(address: str) -> MappedArray:
     except (OSError, ValueError) as error:
         raise UserError(
             f"The memory-mapped samples {address} cannot be opened on {socket.gethostname()} ({error}): put "
-            "data.cache on storage that all nodes share, or set data.mapped=no."
-        ) from error
+            "data.cache on storage that all nodes share, or set data.mapped=no.",
+            code="unreadable", path=address,
+        ) from error  # fmt: skip
     array.address = address
     return array
 
@@ -151,8 +152,9 @@ def _cache_folder(settings: DataSettings, inside: str) -> Path:
         if os.access(folder, os.W_OK | os.X_OK) or any(folder.iterdir()):
             return folder
     raise UserError(
-        f"Expected a folder that one can write to for memory-mapped copies, got {choices[-1]}: set data.cache."
-    )
+        f"Expected a folder that one can write to for memory-mapped copies, got {choices[-1]}: set data.cache.",
+        code="unwritable", path=choices[-1],
+    )  # fmt: skip
 
 
 def _key(inputs: Iterable[Path], options: Sequence[object]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from archipelago.core.errors import UserError
-from archipelago.core.registry import NoOptions, nearest
+from archipelago.core.registry import NoOptions, closest, nearest
 from archipelago.core.settings import DataSettings
 from archipelago.data.apportion import Integers
 from archipelago.data.datasets import Array, Dataset, dataset
@@ -88,7 +88,10 @@ def _labels(name: str, labels: Array, finding: str | None) -> Integers:
         return (labels.max(axis=1) > 0).astype(np.int64)
     findings = list(_medmnist().INFO[name]["label"].values())
     if finding not in findings:
-        raise UserError(f"Unknown data.attribute '{finding}' of {name}. {nearest(finding, findings)}")
+        raise UserError(
+            f"Unknown data.attribute '{finding}' of {name}. {nearest(finding, findings)}",
+            code="unknown-choice", setting="data.attribute", given=finding, nearest=closest(finding, findings),
+        )  # fmt: skip
     return labels[:, findings.index(finding)].astype(np.int64)
 
 

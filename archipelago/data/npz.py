@@ -38,17 +38,24 @@ def npz_file(settings: DataSettings) -> Path:
     if root.is_file():
         return root
     if not root.is_dir():
-        raise UserError(f"{_NPZ_WANTED}, but data.root={settings.root} does not exist. {_NPZ_INSTEAD}")
+        raise UserError(
+            f"{_NPZ_WANTED}, but data.root={settings.root} does not exist. {_NPZ_INSTEAD}",
+            code="wrong-file", path=settings.root,
+        )  # fmt: skip
     found = sorted(path for path in root.glob("*.npz") if path.is_file())
     if not found:
         there = sorted(path.name for path in root.iterdir())
         holds = f"holds only {some(there)}" if there else "is an empty folder"
-        raise UserError(f"{_NPZ_WANTED}, but data.root={settings.root} {holds}. {_NPZ_INSTEAD}")
+        raise UserError(
+            f"{_NPZ_WANTED}, but data.root={settings.root} {holds}. {_NPZ_INSTEAD}",
+            code="wrong-file", path=settings.root,
+        )  # fmt: skip
     if len(found) > 1:
         raise UserError(
             f"data.root={settings.root} holds {len(found)} .npz files ({some([p.name for p in found])}), "
-            f"and data=npz reads one: set data.root to the file you mean, for example data.root={found[0]}."
-        )
+            f"and data=npz reads one: set data.root to the file you mean, for example data.root={found[0]}.",
+            code="ambiguous", setting="data.root", choices=found,
+        )  # fmt: skip
     return found[0]
 
 
@@ -104,10 +111,11 @@ def _read_npz(path: Path) -> dict[str, list[Array]]:
             why += f", {path.stat().st_size} bytes, MD5 {md5_of(path)}"
         raise UserError(
             f"{path} cannot be read as an .npz archive of plain arrays ({why}): it is damaged, or another "
-            f"kind of file. {_NPZ_INSTEAD}"
-        ) from error
+            f"kind of file. {_NPZ_INSTEAD}",
+            code="damaged", file=path,
+        ) from error  # fmt: skip
     holds = f"holds only {some(sorted(there))}" if there else "is an empty archive"
-    raise UserError(f"{_NPZ_WANTED}, but {path} {holds}. {_NPZ_INSTEAD}")
+    raise UserError(f"{_NPZ_WANTED}, but {path} {holds}. {_NPZ_INSTEAD}", code="wrong-file", path=path)
 
 
 def _check_sizes(path: Path, names: Iterable[str]) -> None:
@@ -130,8 +138,9 @@ def _check_sizes(path: Path, names: Iterable[str]) -> None:
         raise UserError(
             f"Expected arrays that fit into memory, got {path} ({in_words(path.stat().st_size)}), which takes "
             f"{in_words(needed)} to read, and {in_words(here)} are free: use fewer samples, or images as files "
-            "(data=image_folder), which are mapped from disk."
-        )
+            "(data=image_folder), which are mapped from disk.",
+            code="too-large", path=path,
+        )  # fmt: skip
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -34,8 +34,9 @@ def options_of(what: str, function: Callable[..., Any], signature: tuple[str, ..
         bound = taken.bind(*signature).arguments
     except TypeError as error:
         raise UserError(
-            f"Expected {wanted}, got one that takes {taken}: give it these parameters."
-        ) from error
+            f"Expected {wanted}, got one that takes {taken}: give it these parameters.",
+            code="wrong-signature", taken=taken,
+        ) from error  # fmt: skip
     names = [name for name, given in bound.items() if given == "options"]
     annotation = taken.parameters[names[0]].annotation if names else inspect.Parameter.empty
     if annotation is inspect.Parameter.empty:
@@ -46,13 +47,15 @@ def options_of(what: str, function: Callable[..., Any], signature: tuple[str, ..
         except NameError as error:
             raise UserError(
                 f"Expected {wanted} with a dataclass for the type of its options, got '{annotation}' ({error}): define "
-                "it above the function."
-            ) from error
+                "it above the function.",
+                code="wrong-signature", annotation=annotation,
+            ) from error  # fmt: skip
     if not (isinstance(annotation, type) and dataclasses.is_dataclass(annotation)):
         raise UserError(
             f"Expected {wanted} with a dataclass for the type of its options, got {annotation!r}: write a dataclass of "
-            "`setting` fields, or leave the type out where there are none."
-        )
+            "`setting` fields, or leave the type out where there are none.",
+            code="wrong-signature", annotation=annotation,
+        )  # fmt: skip
     return annotation
 
 

@@ -195,8 +195,9 @@ def femnist_digits(settings: DataSettings, options: NoOptions, seed: int) -> Dat
     missed = {"images", "labels", "client"} - set(content)
     if missed:
         raise UserError(
-            f"{path}: expected arrays images, labels and client, but it lacks {', '.join(missed)}."
-        )
+            f"{path}: expected arrays images, labels and client, but it lacks {', '.join(missed)}.",
+            code="incomplete", path=path, lacks=missed,
+        )  # fmt: skip
     x = content["images"][:, None]
     y, owners = (content[key].reshape(-1).astype(np.int64) for key in ("labels", "client"))
     train, test = hold_out(owners * 10 + y, settings.test_fraction, generator(0, "split of femnist_digits"))

@@ -124,8 +124,9 @@ class Partitioner:
             raise UserError(
                 f"partition={self.name} leaves client {smallest} of {clients} with "
                 f"{len(partition.train[smallest])} training samples, fewer than partition.min_size="
-                f"{settings.min_size}: ask for fewer clients or a smaller partition.min_size."
-            )
+                f"{settings.min_size}: ask for fewer clients or a smaller partition.min_size.",
+                code="too-few-samples", partition=self.name, clients=clients,
+            )  # fmt: skip
         return partition
 
     def _published(
@@ -135,13 +136,15 @@ class Partitioner:
             known = [name for name, entry in PARTITIONS.items() if entry.value.fedbase is not None]
             raise UserError(
                 f"partition.compat={settings.compat} repeats a published protocol that has no partition={self.name}: "
-                f"use {' or '.join(known)}, or leave partition.compat out."
-            )
+                f"use {' or '.join(known)}, or leave partition.compat out.",
+                code="incompatible", settings=("partition.compat", "partition"),
+            )  # fmt: skip
         if labels.test_share is not None:
             raise UserError(
                 f"partition.compat={settings.compat} divides the official training and test samples: leave "
-                "partition.test_share out."
-            )
+                "partition.test_share out.",
+                code="incompatible", settings=("partition.compat", "partition.test_share"),
+            )  # fmt: skip
         self._refuse_regression(labels)
         return self.fedbase(labels, settings, read_options(self.options, settings), clients, rng)
 
@@ -149,21 +152,24 @@ class Partitioner:
         if not isinstance(made, Partition):
             raise UserError(
                 f"Expected partition={self.name} to return an archipelago.data.Partition, got {type(made).__name__}: "
-                "return one (`hand_out` makes it)."
-            )
+                "return one (`hand_out` makes it).",
+                code="wrong-result", name=self.name,
+            )  # fmt: skip
         if not len(made.train) == len(made.test) == clients:
             raise UserError(
                 f"Expected partition={self.name} to give samples to clients={clients}, got {len(made.train)} to train "
-                f"and {len(made.test)} to test on: return as many of each as there are clients."
-            )
+                f"and {len(made.test)} to test on: return as many of each as there are clients.",
+                code="wrong-result", name=self.name, clients=clients,
+            )  # fmt: skip
 
     def _refuse_regression(self, labels: Labels) -> None:
         if self.needs_classes and labels.classes is None:
             others = [name for name, entry in PARTITIONS.items() if not entry.value.needs_classes]
             raise UserError(
                 f"partition={self.name} divides samples by class, but the targets of '{labels.name}' are "
-                f"real numbers: use partition={' or '.join(others)}."
-            )
+                f"real numbers: use partition={' or '.join(others)}.",
+                code="needs-classes", setting=f"partition={self.name}",
+            )  # fmt: skip
 
     def _refuse_impossible(self, labels: Labels, settings: PartitionSettings, clients: int) -> None:
         self._refuse_regression(labels)
@@ -179,14 +185,16 @@ class Partitioner:
             raise UserError(
                 f"clients={clients} with partition.min_size={settings.min_size}{share} need "
                 f"{clients * each} {kind}samples, but '{labels.name}' has {train}: ask for "
-                f"{' or '.join(remedies) or 'fewer clients'}."
-            )
+                f"{' or '.join(remedies) or 'fewer clients'}.",
+                code="too-few-samples", clients=clients, samples=train,
+            )  # fmt: skip
         if clients > test:
             raise UserError(
                 f"clients={clients} need a test sample each, but '{labels.name}' has {test} of them: ask for "
                 f"at most {test} clients, or for partition.test_share=0.2, which tests on samples of the "
-                "training part too."
-            )
+                "training part too.",
+                code="too-few-samples", clients=clients, samples=test,
+            )  # fmt: skip
 
 
 class Partitions(Registry[Partitioner]):

@@ -31,20 +31,25 @@ def ground_truth_groups(options: GroupOptions, clients: int) -> Integers:
         if sum(sizes) != clients:
             raise UserError(
                 f"partition.group_sizes={sizes} add up to {sum(sizes)}, but clients={clients}: set "
-                f"clients={sum(sizes)}, or other sizes."
-            )
+                f"clients={sum(sizes)}, or other sizes.",
+                code="does-not-add-up", setting="partition.group_sizes", given=sizes, clients=clients,
+            )  # fmt: skip
         return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
     if options.groups > clients:
         raise UserError(
-            f"partition.groups={options.groups} is more than clients={clients}: every group needs a client."
-        )
+            f"partition.groups={options.groups} is more than clients={clients}: every group needs a client.",
+            code="too-few-clients", clients=clients, groups=options.groups,
+        )  # fmt: skip
     return blocks(clients, options.groups)
 
 
 def refuse_classes(key: str, given: int, most: int, of: str) -> None:
     """A `UserError` if more classes are asked for than there are."""
     if given > most:
-        raise UserError(f"{key}={given} is more than the {most} {of}: ask for at most {most}.")
+        raise UserError(
+            f"{key}={given} is more than the {most} {of}: ask for at most {most}.",
+            code="too-many", setting=key, given=given, most=most,
+        )  # fmt: skip
 
 
 def hand_out(
@@ -161,7 +166,8 @@ def matching_test_counts(train: Integers, totals: Integers) -> Integers:
     if bare.size:
         raise UserError(
             f"{bare.size} of {train.shape[1]} clients (client {bare[0]} first) would have no test sample of "
-            "any class they train on: ask for fewer clients, a less skewed partition, or a larger test set."
+            "any class they train on: ask for fewer clients, a less skewed partition, or a larger test set.",
+            code="too-few-samples",
         )
     counts = np.zeros_like(train)
     sizes = np.zeros(train.shape[1], dtype=np.int64)

@@ -114,7 +114,10 @@ def _clusters(
         if min(len(test) for _, test in clusters) > SMALLEST_CLUSTER * len(labels.test) / count:
             break
     else:
-        raise UserError(_sentence(f"{count} clusters of {SMALLEST_CLUSTER:g} of an even share or more"))
+        raise UserError(
+            _sentence(f"{count} clusters of {SMALLEST_CLUSTER:g} of an even share or more"),
+            code="too-few-samples",
+        )
     parts: list[Part] = []
     copies: list[int] = []
     for group, cluster in enumerate(clusters):
@@ -150,7 +153,9 @@ def _split(
         if len(kept) > nodes / 2:
             break
     else:
-        raise UserError(_sentence(f"{nodes} clients of more than {FEWEST_TESTED} test samples"))
+        raise UserError(
+            _sentence(f"{nodes} clients of more than {FEWEST_TESTED} test samples"), code="too-few-samples"
+        )
     kept = kept[:nodes]
     copies = [-1] * len(kept)
     while len(kept) < nodes:

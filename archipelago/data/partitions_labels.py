@@ -53,8 +53,9 @@ def iid(
         if sources > clients:
             raise UserError(
                 f"'{labels.name}' has {sources} ground-truth sources and partition=iid gives a client samples of "
-                f"one: ask for at least {sources} clients, not {clients}."
-            )
+                f"one: ask for at least {sources} clients, not {clients}.",
+                code="too-few-clients", name=labels.name, sources=sources, clients=clients,
+            )  # fmt: skip
         known = np.isin(labels.sources_test, names)
         test = np.searchsorted(names, labels.sources_test) * classes + test
         # Test samples of a source that nobody trains on go to a stratum of their own, which nobody gets.
@@ -328,5 +329,6 @@ def _draw_whole(
         why = f"some clients hold only {fewest} training samples (partition.min_size={settings.min_size})"
     raise UserError(
         f"partition={name} with {shares.shape[1]} clients: {why}, and drawing again did not help: ask for "
-        "fewer clients, other class numbers, or a smaller partition.min_size."
-    )
+        "fewer clients, other class numbers, or a smaller partition.min_size.",
+        code="too-few-samples", partition=name,
+    )  # fmt: skip

@@ -129,19 +129,22 @@ def _refuse_levels(labels: Labels, options: LevelOptions, clients: int, present:
     if not groups or len(groups) != len(classes):
         raise UserError(
             "partition=multilevel needs partition.level_groups and partition.level_classes of one length, such as "
-            f"[2,5,9] and [19,7,3], got {groups} and {classes}."
-        )
+            f"[2,5,9] and [19,7,3], got {groups} and {classes}.",
+            code="unequal-lengths", groups=groups, classes=classes,
+        )  # fmt: skip
     if sorted(groups) != list(groups) or 2 * groups[-1] > clients:
         raise UserError(
             "partition.level_groups go from few to many groups, of at least two clients each, got "
-            f"{groups} and clients={clients}."
-        )
+            f"{groups} and clients={clients}.",
+            code="out-of-range", setting="partition.level_groups", given=groups,
+        )  # fmt: skip
     wanted = sum(count * each for count, each in zip(groups, classes, strict=True))
     if wanted > present:
         raise UserError(
             f"partition.level_groups={groups} with partition.level_classes={classes} take {wanted} classes (groups x "
-            f"classes, added up), but '{labels.name}' has {present}: ask for fewer."
-        )
+            f"classes, added up), but '{labels.name}' has {present}: ask for fewer.",
+            code="too-many", setting="partition.level_classes", given=wanted, most=present,
+        )  # fmt: skip
 
 
 def _nested(counts: list[int], clients: int, rng: np.random.Generator) -> Integers:
@@ -162,7 +165,8 @@ def _uneven_sizes(groups: int, clients: int, rng: np.random.Generator) -> Intege
     if 2 * groups > clients:
         raise UserError(
             f"partition=femam_cluster gives every group two clients: ask for at least {2 * groups} clients, or at "
-            f"most {clients // 2} groups."
+            f"most {clients // 2} groups.",
+            code="too-few-clients",
         )
     drawn = np.convolve(np.pad(rng.random(groups), 1), np.full(3, 1 / 3), mode="valid")
     return apportion_at_least(clients, drawn, np.full(groups, 2))
@@ -206,5 +210,6 @@ def _split_classes(
     raise UserError(
         f"partition={name} with {owns.shape[1]} clients: some clients hold only {fewest} samples (partition.min_size="
         f"{settings.min_size}), and drawing again did not help: ask for fewer clients or a larger "
-        "partition.alpha_within."
-    )
+        "partition.alpha_within.",
+        code="too-few-samples", partition=name,
+    )  # fmt: skip

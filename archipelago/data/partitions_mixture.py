@@ -52,8 +52,9 @@ def mixture(
         raise UserError(
             f"partition=mixture mixes ground-truth sources, but '{labels.name}' has none: use data="
             f"{' or '.join(sets_with('sources'))}, or make some with data.rotations=2, "
-            "data.label_swaps=2, data.colours=2 or data.noises=2."
-        )
+            "data.label_swaps=2, data.colours=2 or data.noises=2.",
+            code="needs-groups", setting="partition=mixture",
+        )  # fmt: skip
     names, source = np.unique(labels.sources_train, return_inverse=True)
     weights = mixture_weights(options.mixture, clients, len(names), rng)
     demand = _demand(labels, options, weights, np.bincount(source), rng)
@@ -152,8 +153,9 @@ def mixture_weights(pattern: str, clients: int, sources: int, rng: np.random.Gen
         if sources != 2:
             raise UserError(
                 f"partition.mixture=linear goes from one source to another, but there are {sources}: use "
-                "partition.mixture=random."
-            )
+                "partition.mixture=random.",
+                code="incompatible", settings=("partition.mixture", "data"), sources=sources,
+            )  # fmt: skip
         first = (np.arange(clients) + 0.5) / clients
         return np.stack([first, 1 - first], axis=1)
     try:
@@ -164,8 +166,9 @@ def mixture_weights(pattern: str, clients: int, sources: int, rng: np.random.Gen
         example = ":".join(["10"] * (sources - 1) + ["90"])
         raise UserError(
             f"Expected partition.mixture to be linear, random or a ratio of the {sources} sources, such as "
-            f"{example}, got '{pattern}'."
-        )
+            f"{example}, got '{pattern}'.",
+            code="wrong-form", setting="partition.mixture", given=pattern,
+        )  # fmt: skip
     block = np.arange(clients) * sources // clients
     return np.stack([np.roll(ratio / ratio.sum(), g) for g in range(sources)])[block]
 
@@ -179,8 +182,9 @@ def _demand(
         if len(options.size_range) != 2 or options.size_range[0] > options.size_range[1]:
             raise UserError(
                 "Expected partition.size_range to be a smallest and a largest number of training samples, as in "
-                f"[100,200], got {options.size_range}."
-            )
+                f"[100,200], got {options.size_range}.",
+                code="wrong-form", setting="partition.size_range", given=options.size_range,
+            )  # fmt: skip
         low, high = options.size_range
         sizes = rng.integers(labels.smallest(low), labels.smallest(high) + 1, size=clients)
         demand = _apportioned(sizes, weights)
@@ -189,8 +193,9 @@ def _demand(
             raise UserError(
                 f"{clients} clients of {low} to {high} training samples need {demand[worst].sum()} samples of source "
                 f"{worst}, but '{labels.name}' has {stock[worst]}: ask for fewer clients, a smaller "
-                "partition.size_range, or leave it out."
-            )
+                "partition.size_range, or leave it out.",
+                code="too-few-samples", partition="mixture", clients=clients, source=worst,
+            )  # fmt: skip
         return demand
     wanted = weights.sum(axis=0)
     size = int(np.min(stock[wanted > 0] / wanted[wanted > 0])) + 1  # shares are floats: try one more
@@ -202,8 +207,9 @@ def _demand(
         size -= max(over, 1)  # rounding up, client by client, may ask for a little more than there is
     raise UserError(
         f"partition=mixture of {clients} clients: '{labels.name}' has too few samples of a source to give every "
-        "client its share: ask for fewer clients."
-    )
+        "client its share: ask for fewer clients.",
+        code="too-few-samples", partition="mixture", clients=clients,
+    )  # fmt: skip
 
 
 def _apportioned(sizes: Integers, weights: Shares) -> Integers:
@@ -235,8 +241,9 @@ def natural(
     if labels.owners_train is None or labels.owners_test is None:
         raise UserError(
             f"partition=natural needs samples that belong to somebody, but '{labels.name}' does not say to whom: use "
-            f"a data set with writers or persons ({', '.join(sets_with('owners'))}), or another partition."
-        )
+            f"a data set with writers or persons ({', '.join(sets_with('owners'))}), or another partition.",
+            code="needs-owners", name=labels.name,
+        )  # fmt: skip
     pooled, needed = labels.test_share is not None, labels.smallest(settings.min_size)
     owners = int(max(labels.owners_train.max(), labels.owners_test.max())) + 1
     sizes = np.bincount(labels.owners_train, minlength=owners)
@@ -249,8 +256,9 @@ def natural(
         few = f"ask for at most {len(fit)} clients" if len(fit) else "set a smaller partition.min_size"
         raise UserError(
             f"clients={clients} need an owner each with {needed} samples{what}, but of the {there} owners of "
-            f"'{labels.name}' only {len(fit)} are such: {few}{way_out}."
-        )
+            f"'{labels.name}' only {len(fit)} are such: {few}{way_out}.",
+            code="too-few-owners", clients=clients, owners=there,
+        )  # fmt: skip
     drawn = np.sort(rng.permutation(fit)[:clients])
     train = _of_owners(labels.owners_train, drawn)
     notes: tuple[str, ...] = ()

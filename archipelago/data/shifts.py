@@ -139,29 +139,36 @@ def _refuse(dataset: Dataset, asked: Mapping[str, int], clients: int) -> None:
     if rotations > 1 and not (image and shape[1] == shape[2]):
         raise UserError(
             f"data.rotations={rotations} turns square images by 90 degrees, but '{name}' holds {what}: set "
-            "data.rotations=1."
-        )
+            "data.rotations=1.",
+            code="unfit-data", setting="data.rotations", given=rotations,
+        )  # fmt: skip
     if colours > 1 and not (image and shape[0] in (1, 3) and dataset.x_train.dtype == np.uint8):
         raise UserError(
             f"data.colours={colours} changes pixels of 0..255 in one channel or three, but '{name}' holds "
-            f"{what} of {dataset.x_train.dtype}: set data.colours=1."
-        )
+            f"{what} of {dataset.x_train.dtype}: set data.colours=1.",
+            code="unfit-data", setting="data.colours", given=colours,
+        )  # fmt: skip
     if colours > len(TONES) and shape[0] == 1:
         raise UserError(
             f"data.colours={colours} is more than the {len(TONES)} tones of grey images such as '{name}': ask for "
-            f"at most {len(TONES)}."
-        )
+            f"at most {len(TONES)}.",
+            code="too-many", setting="data.colours", given=colours, most=len(TONES),
+        )  # fmt: skip
     if swaps > 1 and (dataset.classes is None or swaps > dataset.classes):
         most = "has no classes" if dataset.classes is None else f"has {dataset.classes} classes"
         raise UserError(
             f"data.label_swaps={swaps} needs as many classes, but '{name}' {most}: ask for fewer, or set "
-            "data.label_swaps=1."
-        )
+            "data.label_swaps=1.",
+            code="too-many", setting="data.label_swaps", given=swaps, most=dataset.classes,
+        )  # fmt: skip
     variants = int(np.prod(list(asked.values())))
     if variants > clients:
         used = " x ".join(f"{key}={number}" for key, number in asked.items() if number > 1)
         each = "rotation" if "x" not in used and rotations > 1 else "shift"
-        raise UserError(f"{used} is more than clients={clients}: every {each} needs a client.")
+        raise UserError(
+            f"{used} is more than clients={clients}: every {each} needs a client.",
+            code="too-few-clients", setting=used, clients=clients,
+        )  # fmt: skip
 
 
 def variants_of_clients(
@@ -182,8 +189,9 @@ def variants_of_clients(
     if (sizes < variants).any():
         raise UserError(
             f"data.crossed=true divides each ground-truth group among {variants} shifts, but group "
-            f"{int(sizes.argmin())} has {int(sizes.min())} clients: ask for more clients, fewer groups or fewer shifts."
-        )
+            f"{int(sizes.argmin())} has {int(sizes.min())} clients: ask for more clients, fewer groups or shifts.",
+            code="too-few-clients", setting="data.crossed",
+        )  # fmt: skip
     order = np.argsort(groups, kind="stable")
     rank = np.empty(clients, dtype=np.int64)
     rank[order] = ranks(groups[order])

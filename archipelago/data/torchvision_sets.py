@@ -295,13 +295,20 @@ def _emnist(name: str, split: str, settings: DataSettings) -> list[tuple[Array, 
     return [(np.ascontiguousarray(x.transpose(0, 1, 3, 2)), y) for x, y in parts]
 
 
+def _emnist_source(name: str, split: str) -> dict[str, Any]:
+    """Where the files of a data set made of EMNIST are, and how they come there."""
+    return {
+        "present": lambda settings: _folder_of(_emnist_files(split, settings)),
+        "files": lambda settings: _emnist_files(split, settings),
+        "fetch": lambda settings: _emnist_fetch(name, settings),
+        "seeded": False,
+    }
+
+
 @dataset(
     "emnist_letters",
     "EMNIST letters: 145,600 grey images 28x28, 26 classes, both cases of a letter in one",
-    present=lambda settings: _folder_of(_emnist_files("letters", settings)),
-    files=lambda settings: _emnist_files("letters", settings),
-    fetch=lambda settings: _emnist_fetch("emnist_letters", settings),
-    seeded=False,
+    **_emnist_source("emnist_letters", "letters"),
 )
 def emnist_letters(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """The official split; labels 1..26 become 0..25. Pixels in [0, 1]."""
@@ -312,10 +319,7 @@ def emnist_letters(settings: DataSettings, options: NoOptions, seed: int) -> Dat
 @dataset(
     "emnist_byclass",
     "EMNIST by class: 814,255 grey images 28x28 of digits and letters, 62 classes",
-    present=lambda settings: _folder_of(_emnist_files("byclass", settings)),
-    files=lambda settings: _emnist_files("byclass", settings),
-    fetch=lambda settings: _emnist_fetch("emnist_byclass", settings),
-    seeded=False,
+    **_emnist_source("emnist_byclass", "byclass"),
 )
 def emnist_byclass(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
     """The official split; digits 0..9, upper case 10..35, lower case 36..61. Pixels in [0, 1]."""
@@ -326,10 +330,7 @@ def emnist_byclass(settings: DataSettings, options: NoOptions, seed: int) -> Dat
 @dataset(
     "emnist_cases",
     "letters of EMNIST by class, 26 classes, from two sources: lower case (0) and upper case (1)",
-    present=lambda settings: _folder_of(_emnist_files("byclass", settings)),
-    files=lambda settings: _emnist_files("byclass", settings),
-    fetch=lambda settings: _emnist_fetch("emnist_cases", settings),
-    seeded=False,
+    **_emnist_source("emnist_cases", "byclass"),
     sources=True,
 )
 def emnist_cases(settings: DataSettings, options: NoOptions, seed: int) -> Dataset:
@@ -339,7 +340,10 @@ def emnist_cases(settings: DataSettings, options: NoOptions, seed: int) -> Datas
     for part, (x, y) in zip(("train", "test"), _emnist("emnist_cases", "byclass", settings), strict=True):
         letters = y >= 10
         if not letters.any():
-            raise UserError(f"Data set 'emnist_cases': the {part} part of {settings.root} holds no letters.")
+            raise UserError(
+                f"Data set 'emnist_cases': the {part} part of {settings.root} holds no letters.",
+                code="no-samples", part=part, root=settings.root,
+            )  # fmt: skip
         upper = y[letters] < 36
         parts.append((x[letters], np.where(upper, y[letters] - 10, y[letters] - 36)))
         sources[f"sources_{part}"] = upper.astype(np.int64)

@@ -24,8 +24,9 @@ def load_target(target: str | None) -> Any:
     if not target:
         raise UserError(
             "Expected data.target to name a LightningDataModule, got nothing: write it as "
-            "data.target=package.module.Class."
-        )
+            "data.target=package.module.Class.",
+            code="missing-value", setting="data.target",
+        )  # fmt: skip
     import archipelago.core.torchvision_operators  # noqa: F401  (before lightning)
 
     # isort: split
@@ -73,7 +74,10 @@ def datamodule(settings: DataSettings, options: DataModuleOptions, seed: int) ->
             raise
         except USERS as error:  # whatever the user's own code raises
             refuse_end(error)
-            raise UserError(f"data.target={options.target} gave no samples: {cause_of(error)}.") from error
+            raise UserError(
+                f"data.target={options.target} gave no samples: {cause_of(error)}.",
+                code="users-code", name=options.target,
+            ) from error  # fmt: skip
     (x_train, y_train, o_train, tensors), (x_test, y_test, o_test, _) = parts
     owners = None if o_train is None or o_test is None else (o_train, o_test)
     return from_arrays(
@@ -105,19 +109,27 @@ def _collect(target: Any, module: Any, loaders: Iterable[str]) -> tuple[Array, A
         if data is None or not hasattr(data, "__len__"):
             raise UserError(
                 f"Expected {name} of data.target={target} to return one DataLoader over a data set with a length, "
-                f"got {type(loader).__name__}: return torch.utils.data.DataLoader(data_set)."
-            )
+                f"got {type(loader).__name__}: return torch.utils.data.DataLoader(data_set).",
+                code="wrong-result", name=name,
+            )  # fmt: skip
         samples = [data[i] for i in range(len(data))]
         if not samples or not all(isinstance(each, tuple | list) and len(each) in (2, 3) for each in samples):
             raise UserError(
                 f"Expected samples (x, y) or (x, y, owner) from {name} of data.target={target}, got "
-                f"{'none' if not samples else type(samples[0]).__name__}."
-            )
+                f"{'none' if not samples else type(samples[0]).__name__}.",
+                code="wrong-result", name=name,
+            )  # fmt: skip
         columns = list(zip(*samples, strict=True))
         try:
             x, y = (np.stack([np.asarray(value) for value in column]) for column in columns[:2])
         except ValueError as error:
-            raise UserError(f"data.target={target}: samples must have one shape ({error}).") from error
+            raise UserError(
+                f"data.target={target}: samples must have one shape ({error}).",
+                code="unequal-shapes", name=target,
+            ) from error  # fmt: skip
         owners = np.asarray(columns[2]) if len(columns) == 3 else None
         return x, y, owners, isinstance(columns[0][0], torch.Tensor)
-    raise UserError(f"Expected data.target={target} to have {' or '.join(loaders)}, got neither: add it.")
+    raise UserError(
+        f"Expected data.target={target} to have {' or '.join(loaders)}, got neither: add it.",
+        code="incomplete", name=target, lacks=loaders,
+    )  # fmt: skip

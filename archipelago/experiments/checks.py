@@ -49,8 +49,9 @@ def _check_run_name(name: str | None) -> None:
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=@-]{0,199}", name):
         raise UserError(
             f"Expected name to be up to 200 letters, digits and . _ + = @ - (no folders, no spaces), got "
-            f"{quote(name)}: say where with storage=FOLDER, and only the last part with name=NAME."
-        )
+            f"{quote(name)}: say where with storage=FOLDER, and only the last part with name=NAME.",
+            code="wrong-name", name=name,
+        )  # fmt: skip
 
 
 MOST_SAMPLES = 200_000_000  # of one client in one round
@@ -63,8 +64,9 @@ def _check_engine(config: ExperimentSettings) -> None:
     if config.local.epochs is None and config.local.steps * config.local.batch > MOST_SAMPLES:
         raise UserError(
             f"Expected local.steps x local.batch <= {MOST_SAMPLES}, got {config.local.steps} x {config.local.batch}: a "
-            "client's batches of a round are drawn at once; train fewer steps in more rounds."
-        )
+            "client's batches of a round are drawn at once; train fewer steps in more rounds.",
+            code="too-large", setting="local.steps",
+        )  # fmt: skip
     entry = None if chosen == "auto" else ENGINES.entry(chosen)
     own = set() if entry is None else {each.name for each in dataclasses.fields(entry.options)}
     for other in ENGINES.values():
@@ -76,8 +78,9 @@ def _check_engine(config: ExperimentSettings) -> None:
             inside = f".{next(iter(value))}" if isinstance(value, dict) else ""
             raise UserError(
                 f"Expected local.engine={other.name} beside local.{each.name}{inside}, got "
-                f"local.engine={chosen}: add it, or leave local.{each.name} out."
-            )
+                f"local.engine={chosen}: add it, or leave local.{each.name} out.",
+                code="unread", setting=f"local.{each.name}",
+            )  # fmt: skip
     if entry is not None:
         entry.value.check(entry.options_from(config.local))
 
@@ -87,42 +90,49 @@ def _check_fleet(config: ExperimentSettings, env: Mapping[str, str]) -> None:
     if fleet.actors is not None and fleet.clients_per_actor is not None:
         raise UserError(
             f"Expected fleet.actors or fleet.clients_per_actor, got both ({fleet.actors} and "
-            f"{fleet.clients_per_actor}): leave one of them out."
-        )
+            f"{fleet.clients_per_actor}): leave one of them out.",
+            code="either-or", settings=("fleet.actors", "fleet.clients_per_actor"),
+        )  # fmt: skip
     if fleet.actors is not None and fleet.actors > config.clients:
         raise UserError(
             f"Expected fleet.actors <= clients, got fleet.actors={fleet.actors} and "
-            f"clients={config.clients}: an actor without clients would do nothing."
-        )
+            f"clients={config.clients}: an actor without clients would do nothing.",
+            code="too-many", setting="fleet.actors", given=fleet.actors, most=config.clients,
+        )  # fmt: skip
     gpus = fleet.gpus or 0.0  # auto asks for nothing that may be missing
     if gpus > 1:
         raise UserError(
             f"Expected fleet.gpus <= 1, got {gpus:g}: a client actor computes on one device or a share of "
-            "one (as 0.25); start more actors to use more devices."
-        )
+            "one (as 0.25); start more actors to use more devices.",
+            code="out-of-range", setting="fleet.gpus", given=gpus,
+        )  # fmt: skip
     for key, share in (("fleet.gpus", gpus), ("fleet.cpus", fleet.cpus)):
         if 0 < share < _SMALLEST_SHARE:
             raise UserError(
-                f"Expected {key} >= {_SMALLEST_SHARE:g}, got {share:g}: Ray counts no smaller shares."
-            )
+                f"Expected {key} >= {_SMALLEST_SHARE:g}, got {share:g}: Ray counts no smaller shares.",
+                code="out-of-range", setting=key, given=share,
+            )  # fmt: skip
     address = _address(config, env)
     if address.startswith("ray://") and fleet.backend == "ray":
         source = "fleet.address" if fleet.address else "RAY_ADDRESS"
         raise UserError(
             f"Expected {source} as host:port, got '{address}': Ray Client is not supported, as it sends every "
             "model through one connection; write `ray job submit --address http://HOST:8265 -- ...`, or run on a "
-            "node of the cluster."
-        )
+            "node of the cluster.",
+            code="wrong-address", source=source, address=address,
+        )  # fmt: skip
     if fleet.address is not None and not re.fullmatch(r"auto|local|[^\s:/]+:\d{1,5}", fleet.address):
         raise UserError(
             f"Expected fleet.address as host:port, auto or local, got '{fleet.address}': "
-            "`ray status` on the cluster's head shows its address."
-        )
+            "`ray status` on the cluster's head shows its address.",
+            code="wrong-address", address=fleet.address,
+        )  # fmt: skip
     if gpus > 0 and _is_here(config, env) and gpu_count() == 0:
         raise UserError(
             f"Expected fleet.gpus=0 on a machine without a GPU, got {gpus:g}: leave it out, or name a "
-            "cluster that has GPUs with fleet.address=HOST:PORT or RAY_ADDRESS."
-        )
+            "cluster that has GPUs with fleet.address=HOST:PORT or RAY_ADDRESS.",
+            code="no-gpu", setting="fleet.gpus", given=gpus,
+        )  # fmt: skip
 
 
 def _address(config: ExperimentSettings, env: Mapping[str, str]) -> str:
@@ -158,17 +168,22 @@ def _check_storage(storage: str) -> None:
     if "runtime_resources" in folder.parts:  # where Ray unpacks the working directory of a job
         raise UserError(
             f"Expected storage to be a folder that stays, got '{storage}' inside the job's working "
-            "directory, which Ray deletes: give a full path, as in storage=~/archipelago-runs."
-        )
+            "directory, which Ray deletes: give a full path, as in storage=~/archipelago-runs.",
+            code="not-kept", storage=storage,
+        )  # fmt: skip
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
-        raise UserError(f"Expected storage to be a folder, got '{storage}', where '{existing}' is a file.")
+        raise UserError(
+            f"Expected storage to be a folder, got '{storage}', where '{existing}' is a file.",
+            code="not-a-folder", storage=storage, existing=existing,
+        )  # fmt: skip
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(
-            f"Expected storage to be a folder one can write to, got '{storage}': '{existing}' is not."
-        )
+            f"Expected storage to be a folder one can write to, got '{storage}': '{existing}' is not.",
+            code="unwritable", path=storage,
+        )  # fmt: skip
 
 
 def _check_method(config: ExperimentSettings) -> None:
@@ -181,13 +196,15 @@ def _check_method(config: ExperimentSettings) -> None:
         raise UserError(
             f"Expected a clustered method with clusters=auto, got {quote(config.ensemble or config.method)}: "
             f"use {', '.join(name for name, each in METHODS.items() if each.value.clustered)}, or set clusters "
-            "yourself."
-        )
+            "yourself.",
+            code="needs-clusters", setting="clusters=auto",
+        )  # fmt: skip
     if any(base.clustered for base in bases) and config.clusters > config.clients:
         raise UserError(
             f"Expected clusters <= clients, got clusters={config.clusters} and clients={config.clients}: "
-            f"give more clients or fewer clusters."
-        )
+            f"give more clients or fewer clusters.",
+            code="too-many", setting="clusters", given=config.clusters, most=config.clients,
+        )  # fmt: skip
     check_adoption(config, config.adoption)
     check_settings_of_methods(config, [])
 
@@ -203,13 +220,15 @@ def check_adoption(config: ExperimentSettings, rule: str, finetune: bool = False
     if not all(base.value.clustered for base, *_ in parts):
         raise UserError(
             f"Expected a method that gives each client one of its cluster models beside adoption={rule}, got "
-            f"{quote(config.ensemble or config.method)}: leave adoption out."
-        )
+            f"{quote(config.ensemble or config.method)}: leave adoption out.",
+            code="needs-clusters", setting="adoption",
+        )  # fmt: skip
     if finetune or any(addon.value.tunes is not Addon.tunes for _, *addons in parts for addon in addons):
         raise UserError(
             f"Expected no fine-tuning beside adoption={rule}, got one: a new client without labels has nothing to tune "
-            "on."
-        )
+            "on.",
+            code="incompatible", settings=("adoption", "finetune"),
+        )  # fmt: skip
 
 
 def check_settings_of_methods(config: ExperimentSettings, groups: Any, outputs: int | None = None) -> None:
@@ -258,8 +277,9 @@ def _check_listeners(config: ExperimentSettings) -> None:
         if section in given and section not in named and given[section] != type(given[section])():
             raise UserError(
                 f"Expected {setting}=[{owner}] beside options of '{section}', got {setting}="
-                f"{quote(getattr(config, setting))}: add it, or leave them out."
-            )
+                f"{quote(getattr(config, setting))}: add it, or leave them out.",
+                code="unread", setting=section,
+            )  # fmt: skip
 
 
 def _check_names(config: ExperimentSettings) -> None:
@@ -299,13 +319,15 @@ def _check_recipe(config: ExperimentSettings) -> None:
         if part not in does:
             raise UserError(
                 f"Expected an engine that does {key}, got local.engine={local.engine}, which does not declare it "
-                f"(recipe = ('{part}',)): leave {key} out, or choose another engine."
-            )
+                f"(recipe = ('{part}',)): leave {key} out, or choose another engine.",
+                code="incompatible", settings=(key, "local.engine"),
+            )  # fmt: skip
     trainer = getattr(local, "trainer", {})
     if local.clip is not None and "gradient_clip_val" in trainer:
         raise UserError(
-            "Expected local.clip or local.trainer.gradient_clip_val, got both: leave one of them out."
-        )
+            "Expected local.clip or local.trainer.gradient_clip_val, got both: leave one of them out.",
+            code="either-or", settings=("local.clip", "local.trainer.gradient_clip_val"),
+        )  # fmt: skip
 
 
 def _check_evaluation(config: ExperimentSettings) -> None:
@@ -318,22 +340,25 @@ def _check_evaluation(config: ExperimentSettings) -> None:
         if event.round > config.rounds:
             raise UserError(
                 f"Expected the events of data.drift by round {config.rounds} (rounds), got '{event.kind}' before round "
-                f"{event.round}: it would never happen."
-            )
+                f"{event.round}: it would never happen.",
+                code="never-happens", setting="data.drift", kind=event.kind, round=event.round,
+            )  # fmt: skip
     wanted = config.evaluation.clients
     if wanted is not None and wanted >= 1 and (wanted != int(wanted) or wanted > config.clients):
         raise UserError(
             f"Expected evaluation.clients to be a share below 1 or a number of clients up to clients={config.clients}, "
-            f"got {wanted:g}."
-        )
+            f"got {wanted:g}.",
+            code="out-of-range", setting="evaluation.clients", given=wanted,
+        )  # fmt: skip
     entries = METRICS.listed(config.evaluation.metrics, "evaluation.metrics")
     classes = {each.value.name for each in entries if isinstance(each.value, TorchMetric)}
     for name in config.evaluation.metric_options:
         if name not in classes:
             raise UserError(
                 f"Expected a class of that name in evaluation.metrics beside evaluation.metric_options.{name}, got "
-                f"evaluation.metrics=[{','.join(config.evaluation.metrics)}], with which nobody reads it: leave it out."
-            )
+                f"evaluation.metrics=[{','.join(config.evaluation.metrics)}], with which nobody reads it: omit it.",
+                code="unread", setting=f"evaluation.metric_options.{name}",
+            )  # fmt: skip
 
 
 def _check_metrics(config: ExperimentSettings, classes: int | None) -> None:
@@ -358,8 +383,9 @@ def check_network(config: ExperimentSettings, input_shape: tuple[int, ...], clas
     if config.local.label_smoothing and classes is None:
         raise UserError(
             f"Expected data with classes for local.label_smoothing={config.local.label_smoothing:g}, got a regression: "
-            "leave it out."
-        )
+            "leave it out.",
+            code="needs-classes", setting="local.label_smoothing",
+        )  # fmt: skip
     if config.model.target is not None:
         check_module(config, input_shape, classes)
         return

@@ -120,21 +120,24 @@ def choose_clusters(
     """
     if config.ensemble:
         raise UserError(
-            "Choosing clusters takes one clustered method, got an ensemble: choose for a member, then set clusters."
+            "Choosing clusters takes one clustered method, got an ensemble: choose for a member, then set clusters.",
+            code="not-an-ensemble",
         )
     base = parts_of(config.method)[0]
     if base.value.grows:  # a few rounds are over before it first splits: every K would come to the same
         raise UserError(
             f"Expected a method that starts with its clusters, got {base.name}, which finds their number itself: set "
-            "clusters to the most it may make."
-        )
+            "clusters to the most it may make.",
+            code="finds-clusters", base=base.name,
+        )  # fmt: skip
     most = min(LARGEST, config.clients // 2)
     if candidates is None and most >= 2:
         candidates = [clusters for clusters in range(1, most + 1) if _is_possible(config.method, clusters)]
     if not candidates:
         raise UserError(
-            f"Choosing clusters needs at least 4 clients, got clients={config.clients}: set clusters yourself."
-        )
+            f"Choosing clusters needs at least 4 clients, got clients={config.clients}: set clusters yourself.",
+            code="too-few-clients", clients=config.clients,
+        )  # fmt: skip
     partition = dataclasses.replace(config.partition, validation=config.partition.validation or VALIDATION)
     federation = _sampled(build_federation(config.data, partition, config.clients, config.seed), config.seed)
     found: dict[int, list[Trial]] = {clusters: [] for clusters in candidates}

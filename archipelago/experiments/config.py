@@ -102,8 +102,9 @@ def _without_foreign_options(
             instead = f"{base}+{section}" if section in ADDONS else section
             raise UserError(
                 f"Expected options of the {method.key} {quote(method.value)} only, got {key}={given.shown}: "
-                f"leave it out, or write method={instead}."
-            )
+                f"leave it out, or write method={instead}.",
+                code="unread", setting=key,
+            )  # fmt: skip
         del kept[key]
     return kept
 
@@ -195,8 +196,9 @@ def read_layers(
     sweep = content.pop("sweep", None)
     if "sweep" in content or (sweep is not None and not isinstance(sweep, dict)):
         raise UserError(
-            f"Expected settings inside 'sweep' in '{file}', got {quote(sweep)}: as in seeds: [0, 1]."
-        )
+            f"Expected settings inside 'sweep' in '{file}', got {quote(sweep)}: as in seeds: [0, 1].",
+            code="wrong-type", setting="sweep", given=sweep,
+        )  # fmt: skip
     if isinstance(overrides, Mapping):
         mine: Overrides = {key: value for key, value in overrides.items() if key != "sweep"}
         asked = overrides.get("sweep")
@@ -222,14 +224,18 @@ def _sweep_typed(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.strip().removeprefix("sweep.").partition("=")
         if not equals or not value:
-            raise UserError(f"Expected sweep.NAME=VALUE, got '{text}': write it as in sweep.seeds=[0,1,2].")
+            raise UserError(
+                f"Expected sweep.NAME=VALUE, got '{text}': write it as in sweep.seeds=[0,1,2].",
+                code="not-a-setting", word=text,
+            )  # fmt: skip
         name, _, inner = key.partition(".")
         try:
             read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
         except (yaml.YAMLError, OmegaConfBaseException) as error:
             raise UserError(
-                f"Expected a value after 'sweep.{key}=', got '{value}': {one_line(error)}."
-            ) from error
+                f"Expected a value after 'sweep.{key}=', got '{value}': {one_line(error)}.",
+                code="wrong-form", setting=f"sweep.{key}", given=value,
+            ) from error  # fmt: skip
         sweep[name] = {**(sweep.get(name) or {}), inner: read["value"]} if inner else read["value"]
     return sweep
 
@@ -338,9 +344,13 @@ def _resolve(given: Mapping[str, Given]) -> ExperimentSettings:
         except OmegaConfBaseException as error:
             raise UserError(
                 f"Expected {each.key}={each.shown} to refer to a setting or, as ${{oc.env:NAME}}, to an "
-                f"environment variable: {one_line(str(error).splitlines()[0])}."
-            ) from error
+                f"environment variable: {one_line(str(error).splitlines()[0])}.",
+                code="wrong-reference", setting=each.key,
+            ) from error  # fmt: skip
         if isinstance(value, str) and "${" in value:
-            raise UserError(f"Expected {each.key} without '${{', got {each.shown}: use another value.")
+            raise UserError(
+                f"Expected {each.key} without '${{', got {each.shown}: use another value.",
+                code="wrong-form", setting=each.key,
+            )  # fmt: skip
         check_range(leaf_of(each.key, each.file), value, each)
     return typing.cast(ExperimentSettings, OmegaConf.to_object(filled))

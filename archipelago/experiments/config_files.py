@@ -64,15 +64,17 @@ def read_config(path: Path, small: bool = False) -> dict[Any, Any]:
     section = content.pop(SMALL, None)
     if section is not None and not isinstance(section, dict):
         raise UserError(
-            f"Expected settings inside '{SMALL}' in '{path}', got {section!r}: write them as in rounds: 8."
-        )
+            f"Expected settings inside '{SMALL}' in '{path}', got {section!r}: write them as in rounds: 8.",
+            code="wrong-type", setting=SMALL, given=section,
+        )  # fmt: skip
     if not small:
         return content
     if section is None:
         raise UserError(
             f"Expected a section '{SMALL}:' in '{path}' or in a file that it includes beside --small, got none: "
-            "leave --small out, or write the settings there that are to be smaller."
-        )
+            "leave --small out, or write the settings there that are to be smaller.",
+            code="no-small-variant", path=path,
+        )  # fmt: skip
     name = {} if content.get("name") is None else {"name": f"{content['name']}{ENDING}"}
     return merged(content, {**name, **section})
 
@@ -123,11 +125,15 @@ def _with_included(path: Path, chain: tuple[Path, ...], read: list[Path]) -> dic
     if len(read) > _MOST_FILES or len(chain) > _DEEPEST:
         raise UserError(
             f"Expected at most {_MOST_FILES} files, {_DEEPEST} deep, to be included by '{(chain or (path,))[0]}', got "
-            f"more, the last of them '{path}': include each once."
-        )
+            f"more, the last of them '{path}': include each once.",
+            code="too-many", setting=INCLUDE, most=_MOST_FILES,
+        )  # fmt: skip
     if _resolved(path) in chain:
         names = " -> ".join(each.name for each in (*chain, path))
-        raise UserError(f"Expected files that do not include themselves, got {names}: take one include out.")
+        raise UserError(
+            f"Expected files that do not include themselves, got {names}: take one include out.",
+            code="includes-itself",
+        )
     content = parse_yaml(_text(path, chain), str(path))
     if INCLUDE not in content:
         return content
@@ -136,8 +142,9 @@ def _with_included(path: Path, chain: tuple[Path, ...], read: list[Path]) -> dic
     if not listed or not all(isinstance(each, str) for each in listed):
         raise UserError(
             f"Expected '{INCLUDE}' in '{path}' to be a file or a list of files, got {given!r}: as in "
-            "include: base.yaml."
-        )
+            "include: base.yaml.",
+            code="wrong-type", setting=INCLUDE, given=given,
+        )  # fmt: skip
     found: dict[Any, Any] = {}
     for name in listed:
         base = path.parent / Path(name).expanduser()
@@ -153,23 +160,38 @@ def _text(path: Path, chain: tuple[Path, ...]) -> str:
     try:
         found = path.stat()
     except FileNotFoundError as error:
-        raise UserError(f"Expected {wanted}, got '{path}', which does not exist: {_hint(path)}") from error
+        raise UserError(
+            f"Expected {wanted}, got '{path}', which does not exist: {_hint(path)}",
+            code="not-found", path=path,
+        ) from error  # fmt: skip
     except OSError as error:
-        raise UserError(f"Expected {wanted}, got '{path}': {error.strerror}.") from error
+        raise UserError(
+            f"Expected {wanted}, got '{path}': {error.strerror}.", code="unreadable", path=path
+        ) from error
     if stat.S_ISDIR(found.st_mode):
-        raise UserError(f"Expected {wanted}, got the folder '{path}': name a file in it.")
+        raise UserError(
+            f"Expected {wanted}, got the folder '{path}': name a file in it.", code="not-a-file", path=path
+        )
     if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"Expected {wanted}, got '{path}', a pipe or a device: write a file and name that.")
+        raise UserError(
+            f"Expected {wanted}, got '{path}', a pipe or a device: write a file and name that.",
+            code="not-a-file", path=path,
+        )  # fmt: skip
     if found.st_size > _LARGEST:
         raise UserError(
-            f"Expected {wanted}, got '{path}' of {found.st_size} bytes: more than {_LARGEST}, so no settings."
-        )
+            f"Expected {wanted}, got '{path}' of {found.st_size} bytes: more than {_LARGEST}, so no settings.",
+            code="too-large", path=path,
+        )  # fmt: skip
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"Expected {wanted}, got '{path}', which is not text.") from error
+        raise UserError(
+            f"Expected {wanted}, got '{path}', which is not text.", code="unreadable", path=path
+        ) from error
     except OSError as error:
-        raise UserError(f"Expected {wanted}, got '{path}': {error.strerror}.") from error
+        raise UserError(
+            f"Expected {wanted}, got '{path}': {error.strerror}.", code="unreadable", path=path
+        ) from error
 
 
 def _exists(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""What the figures of a report need besides the tables of rounds: example images, and t-SNE at the end of a run."""
+"""What figures need besides the tables of rounds: example images, t-SNE at the end of a run, a partition on its own."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from archipelago.core.own_files import numbered_files
+from actors.participation import held_out
+from archipelago.core.errors import UserError
+from archipelago.core.files import write_whole
+from archipelago.core.own_files import numbered_files, refuse_links
 from archipelago.core.randomness import generator
 from archipelago.core.settings import ExperimentSettings
-from archipelago.data import Federation
+from archipelago.data import Federation, build_federation, partition_seed
+from archipelago.experiments.config import config_to_yaml
 from archipelago.runs.directory import RunDirectory
+from archipelago.runs.status import is_run
+from archipelago.runs.storage import join
 from archipelago.runs.trees import write_arrays
+from archipelago.runs.written import write_federation
 
 EXAMPLES = Path("records") / "examples.safetensors"
 _MOST_BYTES = 600_000  # of all example images of a run: a sweep of hundreds stays small
@@ -80,3 +87,50 @@ def tsne(points: npt.NDArray[np.float64], seed: int, round: int = 0) -> npt.NDAr
         warnings.simplefilter("ignore", FutureWarning)  # scikit-learn's own, of settings not made here
         made = TSNE(2, perplexity=perplexity, init=start.astype(np.float32), random_state=state)
         return np.asarray(made.fit_transform(points), np.float32)
+
+
+# A partition on its own, before any experiment ---------------------------------------------------------------
+
+
+def partition_address(config: ExperimentSettings) -> str:
+    """Where a partition goes: `storage/name`, a folder or an address in an object store."""
+    seed = partition_seed(config.partition, config.seed)
+    name = config.name or f"partition-{config.data.name}-{config.partition.name}-seed{seed}"
+    return join(config.storage, name)
+
+
+def write_partition(config: ExperimentSettings, folder: Path | None = None) -> Path:
+    """Divide the data as the experiment would and leave what it came to in `folder` (default: `storage/name`)."""
+    path = Path(partition_address(config)) if folder is None else folder
+    if is_run(path):
+        raise UserError(
+            f"{partition_address(config)} is a run directory, which a partition would spoil: choose another name=NAME.",
+            code="exists", path=partition_address(config),
+        )  # fmt: skip
+    if path.is_dir() and any(path.iterdir()) and not (path / "partition.safetensors").is_file():
+        raise UserError(
+            f"Expected a new folder or one with a partition, got {partition_address(config)} with other files, which a "
+            "partition might overwrite: choose another name=NAME.",
+            code="exists", path=partition_address(config),
+        )  # fmt: skip
+    refuse_links(path)
+    federation = build_federation(config.data, config.partition, config.clients, config.seed)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_federation(path, federation)  # first the indices, by which a partition is known
+        write_whole(path / "config.yaml", config_to_yaml(config))
+    except OSError as error:
+        raise UserError(
+            f"Cannot write {path} ({error.strerror}); choose a folder that can be written with storage=...",
+            code="unwritable", path=path,
+        ) from error  # fmt: skip
+    return path
+
+
+def held_out_clients(config: ExperimentSettings) -> list[tuple[str, str]]:
+    """Who would never train (`holdout_clients`), as a row for the description of a partition."""
+    found = held_out(config.clients, config.holdout_clients, partition_seed(config.partition, config.seed))
+    if not len(found):
+        return []
+    shown = ", ".join(map(str, found[:12])) + (", ..." if len(found) > 12 else "")
+    return [("held-out clients", f"{len(found)} that never train and are adopted afterwards: {shown}")]

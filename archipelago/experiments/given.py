@@ -225,12 +225,14 @@ def leaf_of(key: str, file: str) -> Leaf:
     if inside:
         raise UserError(
             f"Expected settings inside '{key}'{where}, got a value: choices are {', '.join(inside)}.",
-            code="a-section",
-            setting=key,
-        )
+            code="a-section", setting=key,
+        )  # fmt: skip
     above = key.rpartition(".")[0]
     if above in known:
-        raise UserError(f"Expected '{above}' to be {known[above].kind}{where}, got a section with '{key}'.")
+        raise UserError(
+            f"Expected '{above}' to be {known[above].kind}{where}, got a section with '{key}'.",
+            code="not-a-section", setting=above, key=key,
+        )  # fmt: skip
     raise _unknown(key, file)
 
 
@@ -240,26 +242,32 @@ def parse_yaml(text: str, file: str) -> dict[Any, Any]:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is None:
             raise UserError(
-                f"Expected settings in '{file}', got an empty file: write e.g. `method: ifca` in it."
-            )
+                f"Expected settings in '{file}', got an empty file: write e.g. `method: ifca` in it.",
+                code="empty-file", file=file,
+            )  # fmt: skip
         if not isinstance(root, yaml.MappingNode):
-            raise UserError(f"Expected lines such as `method: ifca` in '{file}', got a {root.id}.")
+            raise UserError(
+                f"Expected lines such as `method: ifca` in '{file}', got a {root.id}.",
+                code="not-settings", file=file, id=root.id,
+            )  # fmt: skip
         # OmegaConf's reader, because it refuses a key that is given twice and reads 1e-3 as a number.
         content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     except RecursionError as error:
         raise UserError(
-            f"Expected settings and their sections in '{file}', got values nested too deeply to be read."
-        ) from error
-    except ValueError as error:  # a number of more digits than Python reads
-        raise UserError(f"Expected plain values in '{file}', got a mistake: {one_line(error)}.") from error
+            f"Expected settings and their sections in '{file}', got values nested too deeply to be read.",
+            code="nested-too-deeply", file=file,
+        ) from error  # fmt: skip
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark is not None else ""
         problem = one_line(getattr(error, "problem", None) or error)
-        raise UserError(f"Expected valid YAML in '{file}', got a mistake{where}: {problem}.") from error
-    except OmegaConfBaseException as error:
         raise UserError(
-            f"Expected plain values in '{file}', got a mistake: {one_line(error.msg)}."
+            f"Expected valid YAML in '{file}', got a mistake{where}: {problem}.", code="not-yaml", file=file
+        ) from error
+    except (OmegaConfBaseException, ValueError) as error:  # the second: more digits than Python reads
+        problem = one_line(getattr(error, "msg", error))
+        raise UserError(
+            f"Expected plain values in '{file}', got a mistake: {problem}.", code="not-yaml", file=file
         ) from error
     return typing.cast("dict[Any, Any]", content)
 
@@ -280,7 +288,10 @@ def from_mapping(content: Mapping[Any, Any], file: str, prefix: str = "") -> Ite
         leaf = leaf_of(key, file)
         if isinstance(value, dict):
             where = f" in '{file}'" if file else ""
-            raise UserError(f"Expected {key} to be {leaf.kind}, got a section{where} ({leaf.about}).")
+            raise UserError(
+                f"Expected {key} to be {leaf.kind}, got a section{where} ({leaf.about}).",
+                code="wrong-type", setting=key,
+            )  # fmt: skip
         yield Given(key, _as_meant(leaf, value), file)
 
 
@@ -301,16 +312,20 @@ def _as_meant(leaf: Leaf, value: Any) -> Any:
 def from_override(text: str) -> Given:
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
-        raise UserError(f"Expected setting=value, got '{text}': write it as in rounds=10.")
+        raise UserError(
+            f"Expected setting=value, got '{text}': write it as in rounds=10.",
+            code="not-a-setting", word=text,
+        )  # fmt: skip
     if (key, value) == AUTO:
         return Given("choose_clusters", True)
     key = f"{key}.name" if key in NAMED else LISTED.get(key) or RENAMED.get(key, key)
     leaf = leaf_of(key, "")
     if not value:
-        raise UserError(f"Expected a value after '{key}=', got nothing: it takes {leaf.kind} ({leaf.about}).")
-    if leaf.optional and value in ("null", "~"):
-        return Given(key, None)
-    if leaf.auto and value == "auto":
+        raise UserError(
+            f"Expected a value after '{key}=', got nothing: it takes {leaf.kind} ({leaf.about}).",
+            code="missing-value", setting=key,
+        )  # fmt: skip
+    if (leaf.optional and value in ("null", "~")) or (leaf.auto and value == "auto"):
         return Given(key, None)
     if leaf.type is str and not leaf.many:
         return Given(key, value)  # as it was typed: name=on is not a truth value

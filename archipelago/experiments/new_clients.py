@@ -42,7 +42,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NewClient:
-    """Samples of a client that a run has never seen, in the data set's own form (bytes stay bytes)."""
+    """Samples of a client that a run has never seen, in the data set's own form (bytes stay bytes).
+
+    >>> x, y = np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1])
+    >>> NewClient(x, None, x, y).y_train is None  # no labels to train on
+    True
+    """
 
     x_train: npt.NDArray[Any]
     y_train: npt.NDArray[Any] | None  # None: it has no labels, and is adopted by a rule that needs none
@@ -63,11 +68,18 @@ def adopt(
     `adoption` says how it finds its cluster: "labels" is the method's own protocol, "entropy" and rules of your own
     may do without labels. The run itself is not changed, and new clients do not learn from one another. `trust`: import
     the code of somebody's own that a run from elsewhere names; it is asked for once for each run.
+
+    >>> from archipelago import run as experiment
+    >>> made = experiment(method="ifca", clusters=2, rounds=1, storage=folder, name="adopting", **quick)
+    >>> x, y = np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1])
+    >>> found = adopt(made.path, [NewClient(x, y, x, y)])
+    >>> found.shape[0], found["cluster"].tolist()[0] in (0, 1)
+    (1, True)
     """
     import pandas as pd
 
     if not new_clients:
-        raise UserError("Expected at least one new client to adopt, got none.")
+        raise UserError("Expected at least one new client to adopt, got none.", code="no-clients")
     opened = Run(run)
     check_identity(opened.path)
     check_code(opened.path, trust)
@@ -76,8 +88,9 @@ def adopt(
     found = latest(opened.path, deep=False)
     if found is None:
         raise UserError(
-            f"Expected a run with a checkpoint, got {run} without one: let it come to its first, or resume it."
-        )
+            f"Expected a run with a checkpoint, got {run} without one: let it come to its first, or resume it.",
+            code="no-checkpoint", run=run,
+        )  # fmt: skip
     dataset = load_dataset(config.data, partition_seed(config.partition, config.seed))
     federation = Federation.from_indices(dataset, read_arrays(opened.path / "partition.safetensors"))
     plan = make_plan(config, federation)
@@ -132,18 +145,21 @@ def _check(x: npt.NDArray[Any], y: npt.NDArray[Any], part: str, number: int, fed
     if x.shape[1:] != federation.input_shape or x.dtype != federation.x.dtype:
         raise UserError(
             f"Expected {wanted} for new client {number}, got {x.shape[1:]} and {x.dtype}: give them as the run's "
-            "data set holds them."
-        )
+            "data set holds them.",
+            code="wrong-shape", client=number,
+        )  # fmt: skip
     if len(x) != len(y) or not len(x):
         raise UserError(
             f"Expected as many {part} targets as samples, and at least one, for new client {number}; got "
-            f"{len(x)} samples and {len(y)} targets."
-        )
+            f"{len(x)} samples and {len(y)} targets.",
+            code="unequal-lengths", client=number,
+        )  # fmt: skip
     _check_targets(y, part, number, federation.classes)
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise UserError(
-            f"Expected finite {part} samples for new client {number}, got some that are NaN or infinite."
-        )
+            f"Expected finite {part} samples for new client {number}, got some that are NaN or infinite.",
+            code="not-finite", what="samples", client=number,
+        )  # fmt: skip
 
 
 def _check_targets(y: npt.NDArray[Any], part: str, number: int, classes: int | None) -> None:
@@ -152,17 +168,20 @@ def _check_targets(y: npt.NDArray[Any], part: str, number: int, classes: int | N
         wanted = "one number" if classes is None else "one class number"
         raise UserError(
             f"Expected {wanted} for each of the {part} samples of new client {number}, got {y.dtype} of "
-            f"shape {y.shape}."
-        )
+            f"shape {y.shape}.",
+            code="wrong-labels", client=number,
+        )  # fmt: skip
     if classes is None and not np.isfinite(y).all():
         raise UserError(
-            f"Expected finite {part} targets for new client {number}, got some that are NaN or infinite."
-        )
+            f"Expected finite {part} targets for new client {number}, got some that are NaN or infinite.",
+            code="not-finite", what="labels", client=number,
+        )  # fmt: skip
     if classes is not None and (y.min() < 0 or y.max() >= classes):
         raise UserError(
             f"Expected {part} labels in 0..{classes - 1} for new client {number}, as the run's data set has them, got "
-            f"labels in {y.min()}..{y.max()}: number them as the run does."
-        )
+            f"labels in {y.min()}..{y.max()}: number them as the run does.",
+            code="wrong-labels", client=number, low=y.min(), high=y.max(),
+        )  # fmt: skip
 
 
 def _restored(
@@ -189,15 +208,17 @@ def _check_rule(
     if ADOPTION.find(adoption).needs_labels and any(new.y_train is None for new in new_clients):
         raise UserError(
             f"Expected labels of all new clients with adoption='{adoption}', got a client without (y_train=None): give "
-            "them, or adopt by a rule that needs none, as adoption='entropy'."
-        )
+            "them, or adopt by a rule that needs none, as adoption='entropy'.",
+            code="needs-labels", setting="adoption", given=adoption,
+        )  # fmt: skip
 
 
 def _refuse_tuning(config: ExperimentSettings) -> None:
     if config.ensemble:
         raise UserError(
             "Expected one method with finetune=True, got an ensemble: fine-tune its members instead, and leave it "
-            "out."
+            "out.",
+            code="not-an-ensemble",
         )
     base = parts_of(config.method)[0]
     if why_not := why_not_tuned(base.value, new_clients=True):

@@ -128,8 +128,9 @@ def _check_attack(config: ExperimentSettings, federation: Federation, attacking:
         return
     if federation.classes is None:
         raise UserError(
-            f"Expected data with classes for attack={config.attack.name}, got a regression: choose another attack."
-        )
+            f"Expected data with classes for attack={config.attack.name}, got a regression: choose another attack.",
+            code="needs-classes", setting="attack",
+        )  # fmt: skip
     held = np.zeros(len(federation.y), np.int64)
     for client in federation.clients:
         for part in (client.train, client.validation, client.test):
@@ -137,8 +138,9 @@ def _check_attack(config: ExperimentSettings, federation: Federation, attacking:
     if any((held[federation.clients[i].train] > 1).any() for i in attacking):
         raise UserError(
             f"Expected attackers with samples of their own for attack={config.attack.name}, got "
-            f"partition={config.partition.name}, which gives some samples to several clients: choose another one."
-        )
+            f"partition={config.partition.name}, which gives some samples to several clients: choose another one.",
+            code="shared-samples", setting="attack",
+        )  # fmt: skip
 
 
 def _options_of_algorithms(config: ExperimentSettings) -> dict[str, Any]:
@@ -170,6 +172,7 @@ def run_path(config: ExperimentSettings) -> Path:
     if is_address(config.storage):
         raise UserError(
             f"Expected storage to be a folder, got the address '{config.storage}': the command line writes runs to "
-            "addresses, and run_experiment to the folder that it is given."
-        )
+            "addresses, and run_experiment to the folder that it is given.",
+            code="not-a-folder", storage=config.storage,
+        )  # fmt: skip
     return Path(run_address(config))

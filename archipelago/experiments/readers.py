@@ -136,7 +136,7 @@ def only_read(configs: Mapping[str, S]) -> dict[str, S]:
 def refuse_unread(config: Any, network: str | None = None) -> None:
     """A sentence about the first setting that nobody reads."""
     for found, value, _ in unread(config, network):
-        raise UserError(found.sentence(value))
+        raise UserError(found.sentence(value), code="unread", setting=found.key)
 
 
 def replaced(section: Any, key: str, value: Any) -> Any:

@@ -134,8 +134,9 @@ def resume(
                 done = f"{run.status.rounds_done} of {config.rounds} rounds done ({run.status.sentence})"
             raise UserError(
                 f"Expected a run that is not finished, got {path} with {done}: open it with archipelago.open_run, or "
-                "run it again under another name."
-            )
+                "run it again under another name.",
+                code="finished", path=path,
+            )  # fmt: skip
         dataset = load_dataset(config.data, partition_seed(config.partition, config.seed))
         federation = Federation.from_indices(dataset, read_arrays(run.path / "partition.safetensors"))
         run.check_files()

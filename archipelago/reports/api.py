@@ -44,9 +44,13 @@ def draw(path: str | Path, name: str, *, labels: Labels = registered_labels) -> 
         known = nearest(name, found)
         if name in FIGURES:
             raise UserError(
-                f"Expected a figure that {path} has data for, got '{name}': its runs wrote none. {known}"
-            )
-        raise UserError(f"Unknown figure '{name}' of {path}. {known}")
+                f"Expected a figure that {path} has data for, got '{name}': its runs wrote none. {known}",
+                code="not-recorded", name=name,
+            )  # fmt: skip
+        raise UserError(
+            f"Unknown figure '{name}' of {path}. {known}",
+            code="unknown-name", kind="figure", name=name, path=path,
+        )  # fmt: skip
     return draw_figure(found.get(name) or by_file[name])
 
 

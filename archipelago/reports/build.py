@@ -49,8 +49,9 @@ class ReportRequest:
             name, equals, value = word.partition("=")
             if word.startswith("-") or (equals and name not in options and not Path(word).exists()):
                 raise UserError(
-                    f"Unknown option '{name.lstrip('-')}' of report. {nearest(name.lstrip('-'), options)}"
-                )
+                    f"Unknown option '{name.lstrip('-')}' of report. {nearest(name.lstrip('-'), options)}",
+                    code="unknown-option", option=name,
+                )  # fmt: skip
             if equals and name in options:
                 setattr(request, name, value)
             else:
@@ -58,10 +59,14 @@ class ReportRequest:
         if not request.paths:
             raise UserError(
                 "Expected run directories or sweeps after report, got none: as in "
-                f"`{program()} report runs/NAME`."
-            )
+                f"`{program()} report runs/NAME`.",
+                code="missing-word", wanted="run directory",
+            )  # fmt: skip
         if request.figures not in ("yes", "no", "all"):
-            raise UserError(f"Expected figures=yes, no or all, got figures={request.figures}.")
+            raise UserError(
+                f"Expected figures=yes, no or all, got figures={request.figures}.",
+                code="unknown-choice", setting="figures", given=request.figures,
+            )  # fmt: skip
         check_test(request.test)
         return request
 
@@ -94,7 +99,8 @@ def build_report(request: ReportRequest, labels: Labels = registered_labels) -> 
     groups = make_groups(find_trials(request.paths), labels)
     if not groups:
         raise UserError(
-            f"Expected runs in {', '.join(request.paths)}, found none: the sweep has no trials yet."
+            f"Expected runs in {', '.join(request.paths)}, found none: the sweep has no trials yet.",
+            code="no-runs",
         )
     tables = build_tables(
         groups,
@@ -112,7 +118,7 @@ def build_report(request: ReportRequest, labels: Labels = registered_labels) -> 
         message = (
             f"Cannot write the report into {folder} ({error.strerror}): choose another folder with out=..."
         )
-        raise UserError(message) from error
+        raise UserError(message, code="unwritable", path=folder) from error
     figures, text, warning = _page_that_fits(groups, tables, request.paths, folder)
     texts = {"table.md": markdown(tables), "table.tex": latex(tables), "table.csv": as_csv(tables)}
     if cited := _cited(tables):
@@ -133,8 +139,9 @@ def _refuse_link(folder: Path) -> None:
         if path.is_symlink():
             raise UserError(
                 f"Expected {path} to be a folder of its own, got a symbolic link to {path.readlink()}, where files "
-                "would be overwritten: remove the link, or choose a folder with out=..."
-            )
+                "would be overwritten: remove the link, or choose a folder with out=...",
+                code="symbolic-link", path=path,
+            )  # fmt: skip
 
 
 def _page_that_fits(

@@ -14,7 +14,7 @@ from archipelago.reports import drawing
 from archipelago.reports.federation import Described, read_federation
 from archipelago.reports.figures import Figure
 from archipelago.reports.figures_federation import holdings, similarities
-from archipelago.reports.palette import LINE, SOFT, STRIPES, many, steps
+from archipelago.reports.palette import DARK, LINE, SOFT, STRIPES, many, steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -152,7 +152,7 @@ def _group_strip(axes: Axes, groups: NDArray[Any], title: str) -> None:
     for number, (start, end) in enumerate(pairwise(cuts)):
         axes.axvspan(start, end, color=STRIPES[number % 2], linewidth=0)
     for middle, name in zip(middles, names, strict=True):
-        axes.text(middle, 0.5, name, ha="center", va="center", fontsize=9, color="#3c4043")
+        axes.text(middle, 0.5, name, ha="center", va="center", fontsize=9, color=DARK)
     axes.set_ylim(0, 1)
     axes.set_ylabel(title, rotation=0, ha="right", va="center", color=SOFT, fontsize=9)
 

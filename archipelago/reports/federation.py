@@ -76,8 +76,9 @@ def read_federation(path: str | Path) -> Described:
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} does not say how its data was divided: expected federation/ with facts.json, clients.parquet and "
-            f"counts.parquet ({error})."
-        ) from error
+            f"counts.parquet ({error}).",
+            code="not-recorded", path=path,
+        ) from error  # fmt: skip
     return Described(facts, *tables)
 
 

@@ -322,7 +322,7 @@ def _labelled(entries: Sequence[_Entry], labels: Labels) -> list[Group]:
     groups = []
     for entry, vocabulary in zip(entries, words, strict=True):
         settings = entry.settings
-        chosen = {key: settings[key] for key in varied if key in settings}
+        chosen = {key: vocabulary.value(settings[key]) for key in varied if key in settings}
         problem = [setting_text(key, value) for key, value in chosen.items()
                    if key.startswith(_PROBLEM) and key not in ("data.name", "partition.name")]  # fmt: skip
         own = [setting_text(key, value) for key, value in chosen.items()

@@ -271,6 +271,8 @@ def _setup(groups: Sequence[Group], notes: Sequence[str], names: Mapping[int, st
     if len(own) > 1:
         inner = "".join(_block(title, content) for title, content in own)
         parts.append(f"<details><summary>Settings of each of {len(own)} groups</summary>{inner}</details>")
+    if others := {name: label for group in groups for name, label in group.vocabulary.others.items()}:
+        parts.append(_block("Parts that are not the platform's own, as their authors call them", others))
     parts += _readings(groups)
     parts.append(_block("Identity of each run", _identities(groups, names)))
     environments = _environments(groups)

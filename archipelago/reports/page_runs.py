@@ -49,15 +49,13 @@ def differences(groups: Sequence[Group], names: Mapping[int, str]) -> str:
     words = f"Settings that differ between rows: {', '.join(keys[:_COLUMNS])}"
     if len(keys) > _COLUMNS:
         words += f" and {len(keys) - _COLUMNS} more"
-    lines = [
-        [_text(names[id(group)]), *(_value(group.settings, key) for key in keys[:_COLUMNS])] for group in rows
-    ]
+    lines = [[_text(names[id(group)]), *(_value(group, key) for key in keys[:_COLUMNS])] for group in rows]
     table = _table(["row", *keys[:_COLUMNS]], lines)
     return f'<details open class="differences"><summary>{_text(words)}</summary>{table}</details>'
 
 
-def _value(settings: Mapping[str, Any], key: str) -> str:
-    return _text(value_text(settings[key])) if key in settings else ""
+def _value(group: Group, key: str) -> str:
+    return _text(value_text(group.vocabulary.value(group.settings[key]))) if key in group.settings else ""
 
 
 def rows_differ_in(table: Table) -> str:

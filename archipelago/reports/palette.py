@@ -1,4 +1,4 @@
-"""The colours of all figures: drawn by matplotlib or by the page, a cluster, class or method has the same one."""
+"""The colours of all figures, of reports, documents and benchmarks: a cluster, class or method has the same ones."""
 
 from __future__ import annotations
 
@@ -23,8 +23,16 @@ PALETTE = (
 )
 NONE = "#9aa3af"  # what belongs to no cluster
 SCALE = ((0.0, "#f3ecdf"), (0.35, "#9ccfc9"), (0.7, "#3f86b5"), (1.0, "#1f2f6b"))  # from little to much
-INK, SOFT = "#222222", "#5f6368"  # lines and words beside the data, on white
+INK, SOFT, DARK = "#222222", "#5f6368", "#3c4043"  # lines and words beside the data, on white and on stripes
 LINE, STRIPES = "#c4c7c5", ("#eceff1", "#dadce0")
+ACCENT, GREY = "#2a63c4", "#8a94a3"  # one curve, and what it is compared with
+# (surface, words) of verdicts, which readers who do not see red and green tell apart by lightness.
+VERDICTS = {
+    "green": ("#cdebd0", "#1c3d22"),
+    "amber": ("#ffd166", "#3d2e00"),
+    "red": ("#d1495b", "#ffffff"),
+    "none": ("#f1f1f1", "#9a9a9a"),
+}
 FAINT = 0.55  # opacity of the second ten
 
 

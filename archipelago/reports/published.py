@@ -183,10 +183,14 @@ def find_table(text: str) -> tuple[str, str]:
     if fitting:
         choices = " or ".join(":".join(each) for each in fitting)
         raise UserError(
-            f"Expected one published table, got table={text}, which several papers have: write {choices}."
-        )
+            f"Expected one published table, got table={text}, which several papers have: write {choices}.",
+            code="ambiguous", setting="table", given=text,
+        )  # fmt: skip
     known = ", ".join(f"{source}:{table}" for source, table in found)
-    raise UserError(f"Expected a published table, got table={text}: there are {known}.")
+    raise UserError(
+        f"Expected a published table, got table={text}: there are {known}.",
+        code="unknown-name", kind="published table", name=text,
+    )  # fmt: skip
 
 
 def published_for(

@@ -10,7 +10,7 @@ import numpy as np
 
 from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
-from archipelago.core.registry import nearest
+from archipelago.core.registry import closest, nearest
 
 TESTS = {
     "t": "paired t-test over {over}, two-sided",
@@ -21,7 +21,10 @@ TESTS = {
 def check_test(name: str) -> str:
     """The name of a test, or a sentence."""
     if name not in TESTS:
-        raise UserError(f"Unknown test '{name}'. {nearest(name, TESTS)}")
+        raise UserError(
+            f"Unknown test '{name}'. {nearest(name, TESTS)}",
+            code="unknown-name", kind="test", name=name, nearest=closest(name, TESTS),
+        )  # fmt: skip
     return name
 
 

@@ -94,7 +94,10 @@ def figures_of(run: RunFiles) -> dict[str, Any]:
     evaluations = [row for row in run.metrics if any(name.startswith("micro_") for name in row)]
     count = run.setting("evaluation.last")
     if not isinstance(count, int) or count < 1:
-        raise UserError(f"{run.path / 'config.yaml'} is damaged: expected evaluation.last >= 1, got {count}.")
+        raise UserError(
+            f"{run.path / 'config.yaml'} is damaged: expected evaluation.last >= 1, got {count}.",
+            code="damaged", file=run.path / "config.yaml",
+        )  # fmt: skip
     last = evaluations[-count:]
     names = dict.fromkeys(name for row in last for name in row if name != "round")
     final = {name: mean for name in names if (mean := _mean(row.get(name) for row in last)) is not None}

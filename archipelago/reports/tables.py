@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from archipelago.core.errors import UserError
-from archipelago.core.registry import nearest
+from archipelago.core.registry import closest, nearest
 from archipelago.core.vocabulary import Column, Vocabulary, merged
 from archipelago.reports.centres import centre_columns, is_of_centres
 from archipelago.reports.chosen import chosen_across, chosen_notes
@@ -142,7 +142,10 @@ def _row_named(text: str, groups: Sequence[Group]) -> str:
     known = {group.label.lower(): group.label for group in groups}
     known |= {str(group.config.get("method")).lower(): group.label for group in groups if group.config}
     if text.lower() not in known:
-        raise UserError(f"Unknown row '{text}' to compare against. {nearest(text.lower(), known)}")
+        raise UserError(
+            f"Unknown row '{text}' to compare against. {nearest(text.lower(), known)}",
+            code="unknown-name", kind="row", name=text, nearest=closest(text.lower(), known),
+        )  # fmt: skip
     return known[text.lower()]
 
 
@@ -249,7 +252,10 @@ def _metrics(
     if wanted:
         for name in wanted:
             if known and name not in known:
-                raise UserError(f"Unknown metric '{name}'. {nearest(name, known)}")
+                raise UserError(
+                    f"Unknown metric '{name}'. {nearest(name, known)}",
+                    code="unknown-name", kind="metric", name=name, nearest=closest(name, known),
+                )  # fmt: skip
         return [vocabulary.column(name) for name in wanted]
     found = vocabulary.headline(known) or [
         vocabulary.column(f"micro_{spec.name}")

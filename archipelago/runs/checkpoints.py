@@ -323,8 +323,9 @@ def latest(
     if found:
         raise UserError(
             f"No checkpoint of {_folder(run).parent} can be read ({warnings[0]}); run the experiment again "
-            "under another name with name=..."
-        )
+            "under another name with name=...",
+            code="no-checkpoint", run=run,
+        )  # fmt: skip
     return None
 
 

@@ -116,9 +116,9 @@ class RunDirectory:
             building.mkdir(parents=True)
         except OSError as error:
             raise UserError(
-                f"Cannot make the run directory {path} ({error.strerror}); choose a folder that can be "
-                "written with storage=..."
-            ) from error
+                f"Cannot make the run directory {path} ({error.strerror}); choose a folder to write with storage=...",
+                code="unwritable", path=path,
+            ) from error  # fmt: skip
         try:
             lock = FolderLock(building, path)
             write_new_run(building, config_yaml, environment, federation, code)
@@ -317,7 +317,8 @@ class RunDirectory:
             if events:
                 write_whole(self.path / "events.jsonl", events)
             self.truncate(0)
-            raise UserError(f"The rounds of {other} cannot be taken over: {error}") from error
+            sentence = f"The rounds of {other} cannot be taken over: {error}"
+            raise UserError(sentence, code="cannot-take-over", run=other) from error
 
     def finish(
         self,

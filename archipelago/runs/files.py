@@ -17,7 +17,7 @@ from archipelago.core.vocabulary import read_vocabulary
 from archipelago.runs import identity
 from archipelago.runs.checksums import check_header, check_table, damaged
 from archipelago.runs.format import format_of, upgraded_config
-from archipelago.runs.growing_files import read_event
+from archipelago.runs.growing_files import read_event, value_of
 from archipelago.runs.status import Status, read_status
 
 Row = dict[str, Any]
@@ -47,11 +47,17 @@ class RunFiles:
         content = read_yaml(self._text("config.yaml"), self.path / "config.yaml")
         if not isinstance(content, dict):
             found = type(content).__name__
-            raise UserError(f"{self.path / 'config.yaml'} is damaged: expected settings, found {found}.")
+            raise UserError(
+                f"{self.path / 'config.yaml'} is damaged: expected settings, found {found}.",
+                code="damaged", file=self.path / "config.yaml",
+            )  # fmt: skip
         try:
             return upgraded_config(content, format_of(self._json("status.json"), self.path))
         except (AttributeError, ValueError) as error:
-            raise UserError(f"{self.path / 'status.json'} is damaged: {error}.") from error
+            raise UserError(
+                f"{self.path / 'status.json'} is damaged: {error}.",
+                code="damaged", file=self.path / "status.json",
+            ) from error  # fmt: skip
 
     @cached_property
     def status(self) -> Status:
@@ -236,8 +242,9 @@ class RunFiles:
             return (self.path / name).read_text(encoding="utf-8")
         except FileNotFoundError as error:
             raise UserError(
-                f"{self.path} is not a run directory: expected one with config.yaml and status.json."
-            ) from error
+                f"{self.path} is not a run directory: expected one with config.yaml and status.json.",
+                code="not-a-run", path=self.path,
+            ) from error  # fmt: skip
         except (OSError, ValueError) as error:
             raise damaged(self.path / name, str(error)) from error
 
@@ -288,15 +295,6 @@ def numbers_in(text: str, path: Path) -> list[Row]:
     """The same for the whole lines of a text that stands in `path`."""
     rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
     try:
-        return [{name: _value(cell) for name, cell in row.items() if cell} for row in rows]
+        return [{name: value_of(cell) for name, cell in row.items() if cell} for row in rows]
     except (AttributeError, ValueError, csv.Error) as error:  # too many cells, or one that is no number
         raise damaged(path, f"a line cannot be read: {error}") from error
-
-
-def _value(cell: str) -> Any:
-    if cell.startswith("["):
-        return json.loads(cell)
-    try:
-        return int(cell)
-    except ValueError:
-        return float(cell)

@@ -354,7 +354,7 @@ def read_csv(path: Path) -> pd.DataFrame:
     header, *rows = csv.reader(io.StringIO(complete_lines(path) or "round\n"))
     columns: dict[str, pd.Series] = {}
     for position, name in enumerate(header):
-        values = [_value(row[position]) for row in rows]
+        values = [value_of(row[position]) for row in rows]
         if any(isinstance(value, list) for value in values):
             columns[name] = pd.Series(values, dtype=object)
         elif all(isinstance(value, int) for value in values):
@@ -364,7 +364,8 @@ def read_csv(path: Path) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _value(cell: str) -> Any:
+def value_of(cell: str) -> Any:
+    """What a cell of a table holds: a list, a whole number, a number, or nothing."""
     if not cell:
         return None
     if cell.startswith("["):

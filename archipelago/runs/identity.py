@@ -126,8 +126,9 @@ def check_identity(run: Path, config: Mapping[str, Any], stated: str | None) -> 
     if other is not None:
         raise UserError(
             f"Expected {run} as it was made, got another one: {other}. Set it back, or start a run of its own with "
-            "name=..."
-        )
+            "name=...",
+            code="other-config", run=run,
+        )  # fmt: skip
 
 
 def code_digests(run: Path) -> dict[str, str]:
@@ -151,7 +152,9 @@ def _read(run: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{run / FILE} is damaged ({error}); the run cannot be used.") from error
+        raise UserError(
+            f"{run / FILE} is damaged ({error}); the run cannot be used.", code="damaged", file=run / FILE
+        ) from error
     known: dict[str, Any] = content
     return known
 

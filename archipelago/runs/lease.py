@@ -49,7 +49,10 @@ class Lease:
             self._remove()
             if isinstance(error, OSError):
                 text = " ".join(str(error).split())
-                raise UserError(f"Expected storage that can be written, got '{address}': {text}.") from error
+                raise UserError(
+                    f"Expected storage that can be written, got '{address}': {text}.",
+                    code="unwritable", path=address,
+                ) from error  # fmt: skip
             raise
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
         self._thread.start()

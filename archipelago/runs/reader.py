@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from archipelago.core.errors import UserError
 from archipelago.core.own_files import numbered_files
-from archipelago.core.registry import nearest
+from archipelago.core.registry import closest, nearest
 from archipelago.core.vocabulary import of_run
 from archipelago.runs.files import RunFiles
 from archipelago.runs.growing_files import LongTable, read_csv
@@ -34,11 +34,17 @@ class Models(dict[str, npt.NDArray[Any]]):
     def tensors(self, name: str, row: int | None = None) -> dict[str, npt.NDArray[Any]]:
         """The parameters and buffers of one model by name, as a state dict holds them."""
         if name not in self:
-            raise UserError(f"This run has no model '{name}'. {nearest(name, self)}")
+            raise UserError(
+                f"This run has no model '{name}'. {nearest(name, self)}",
+                code="unknown-name", kind="model", name=name, nearest=closest(name, self),
+            )  # fmt: skip
         values = self[name] if row is None else self[name][row]
         if values.ndim != 1:
             last = len(values) - 1
-            raise UserError(f"'{name}' holds {len(values)} models; say which one with row=0 ... row={last}.")
+            raise UserError(
+                f"'{name}' holds {len(values)} models; say which one with row=0 ... row={last}.",
+                code="ambiguous", setting="row", name=name,
+            )  # fmt: skip
         slices = {part["name"]: (part["start"], part["stop"], part["shape"]) for part in self.spec}
         return {key: values[start:stop].reshape(shape) for key, (start, stop, shape) in slices.items()}
 
@@ -147,7 +153,10 @@ class Run:
         if not files:
             stems = {path.stem.rpartition("-")[0] for _, path in numbered_files(self.path / "records")}
             names = ", ".join(sorted(stems)) or "none"
-            raise UserError(f"Run {self.path} has no record '{name}'; recorded: {names}.")
+            raise UserError(
+                f"Run {self.path} has no record '{name}'; recorded: {names}.",
+                code="unknown-name", kind="record", name=name, path=self.path,
+            )  # fmt: skip
         return pd.concat([pd.read_parquet(path) for path in files], ignore_index=True)
 
     @property

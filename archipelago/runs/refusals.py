@@ -64,7 +64,9 @@ def _config_text(path: Path) -> str:
     try:
         return (path / "config.yaml").read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UserError(f"The run in {path} cannot be read ({error}).") from error
+        raise UserError(
+            f"The run in {path} cannot be read ({error}).", code="unreadable", path=path
+        ) from error
 
 
 def _differences(path: Path, expected: str, ignore: tuple[str, ...]) -> str:
@@ -91,6 +93,7 @@ def settings_of(text: str) -> dict[str, Any]:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(
-            f"Expected settings as YAML, got a text that is none ({' '.join(str(error).split())})."
+            f"Expected settings as YAML, got a text that is none ({' '.join(str(error).split())}).",
+            code="not-yaml",
         ) from error
     return content if isinstance(content, dict) else {}

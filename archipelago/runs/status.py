@@ -47,7 +47,10 @@ def _content(path: Path) -> dict[str, Any]:
         content = upgraded_status(json.loads((path / "status.json").read_text(encoding="utf-8")), path)
         Status(**content)  # nothing is missing, nothing is unknown
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path / 'status.json'} is damaged or missing; the run cannot be used.") from error
+        raise UserError(
+            f"{path / 'status.json'} is damaged or missing; the run cannot be used.",
+            code="damaged", file=path / "status.json",
+        ) from error  # fmt: skip
     return content
 
 
@@ -85,5 +88,11 @@ def check_is_run(path: Path) -> None:
     near = sorted(entry.name for entry in folder.iterdir() if is_run(entry)) if folder.is_dir() else []
     hint = f" Runs in {folder}: {', '.join(near[-5:])}." if near else ""
     if not path.exists():
-        raise UserError(f"There is no run {path}: expected the path of a run directory.{hint}")
-    raise UserError(f"{path} is not a run directory: it has no config.yaml and status.json.{hint}")
+        raise UserError(
+            f"There is no run {path}: expected the path of a run directory.{hint}",
+            code="not-found", path=path,
+        )  # fmt: skip
+    raise UserError(
+        f"{path} is not a run directory: it has no config.yaml and status.json.{hint}",
+        code="not-a-run", path=path,
+    )  # fmt: skip

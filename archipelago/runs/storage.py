@@ -89,8 +89,9 @@ def filesystem(address: str) -> tuple[Any, str]:
     except (ValueError, ImportError, OSError) as error:
         raise UserError(
             f"Expected storage to be a folder or an address that pyarrow or fsspec can open, got '{address}': "
-            f"{' '.join(str(error).split())}."
-        ) from error
+            f"{' '.join(str(error).split())}.",
+            code="wrong-address", address=address,
+        ) from error  # fmt: skip
 
 
 def refuse_bad_address(address: str) -> None:
@@ -119,8 +120,9 @@ def check_address(address: str) -> None:
         system.delete_file(path)
     except OSError as error:
         raise UserError(
-            f"Expected storage that can be written, got '{address}': {' '.join(str(error).split())}."
-        ) from error
+            f"Expected storage that can be written, got '{address}': {' '.join(str(error).split())}.",
+            code="unwritable", path=address,
+        ) from error  # fmt: skip
 
 
 def write_text(address: str, text: str) -> None:
@@ -182,7 +184,9 @@ def read_text(address: str) -> str | None:
         try:
             return path.read_text(encoding="utf-8") if path.is_file() else None
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read ({error}): restore it.") from error
+            raise UserError(
+                f"{path} cannot be read ({error}): restore it.", code="unreadable", path=path
+            ) from error
     system, inside = filesystem(address)
     try:
         with system.open_input_file(inside) as file:
@@ -190,7 +194,13 @@ def read_text(address: str) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"'{address}' cannot be read: {' '.join(str(error).split())}.") from error
+        raise _unreadable(address, error) from error
+
+
+def _unreadable(address: str, error: Exception) -> UserError:
+    return UserError(
+        f"'{address}' cannot be read: {' '.join(str(error).split())}.", code="unreadable", path=address
+    )
 
 
 def remove_file(address: str) -> None:
@@ -224,7 +234,7 @@ class Mirror:
         try:
             found = system.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
         except OSError as error:
-            raise UserError(f"'{self.address}' cannot be read: {' '.join(str(error).split())}.") from error
+            raise _unreadable(self.address, error) from error
         for info in found:
             if info.type != fs.FileType.File:
                 continue
@@ -320,8 +330,9 @@ def private_folder() -> Path:
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a link or a file"
         raise UserError(
             f"Expected {folder}, for copies of what is in an object store, to be a folder of user {os.getuid()}, got "
-            f"{kind} of user {found.st_uid}: remove it, or set TMPDIR to another folder."
-        )
+            f"{kind} of user {found.st_uid}: remove it, or set TMPDIR to another folder.",
+            code="untrusted", path=folder,
+        )  # fmt: skip
     if stat.S_IMODE(found.st_mode) != 0o700:
         folder.chmod(0o700)
     return folder
@@ -354,8 +365,8 @@ def writable(address: str, wait: float = 0.0) -> Iterator[tuple[Path, Mirror | N
         stack.callback(FolderLock(folder.parent, address, max(wait, 0.5)).release)
         lease = Lease(address, wait)
         stack.callback(lease.release)
-        _remove_folder(folder)  # of a process that was killed
-        stack.callback(_remove_folder, folder)
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         mirror = Mirror(folder, address, lease)
         mirror.fetch()
         try:
@@ -363,11 +374,6 @@ def writable(address: str, wait: float = 0.0) -> Iterator[tuple[Path, Mirror | N
         finally:
             if folder.is_dir():
                 mirror.push()
-
-
-def _remove_folder(folder: Path) -> None:
-    """Only ever a working copy, in this user's private folder."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -394,5 +400,6 @@ def reading(address: str | Path) -> Iterator[Path]:
         return
     with scratch(address) as folder:  # called like the original: titles of reports are names of folders
         if not Mirror(folder, str(address)).fetch():
-            raise UserError(f"There is nothing at '{address}': expected a run or a sweep.")
+            sentence = f"There is nothing at '{address}': expected a run or a sweep."
+            raise UserError(sentence, code="not-found", path=address)
         yield folder

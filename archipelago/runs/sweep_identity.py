@@ -48,8 +48,9 @@ def check_sweep_identity(address: str) -> None:
     if not is_identity(written):
         raise UserError(
             f"{join(address, FILE)} is damaged: restore it, or remove it if sweep.yaml is as it was; the runs of the "
-            "trials are whole."
-        )
+            "trials are whole.",
+            code="damaged", file=join(address, FILE),
+        )  # fmt: skip
     known = json.loads(written)
     now = _asked(text, join(address, "sweep.yaml"))
     other = first_difference(known["settings"], now["settings"])

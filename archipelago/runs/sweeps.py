@@ -144,7 +144,7 @@ def find_trials(paths: Sequence[str | Path]) -> list[Trial]:
                 run.check()
                 trials = [Trial(run, seed=run.setting("seed"), status=run.status.state)]
             else:
-                raise UserError(_no_run(path))
+                raise UserError(_no_run(path), code="not-found", path=path)
         except UserError as error:
             if len(given) == 1 or not path.exists():
                 raise
@@ -155,7 +155,7 @@ def find_trials(paths: Sequence[str | Path]) -> list[Trial]:
             else:
                 found.setdefault(trial.run.path.resolve(), trial)
     if not found and any(trial.status == DAMAGED for trial in missing):
-        raise UserError(next(trial.reason for trial in missing if trial.status == DAMAGED))
+        raise UserError(next(trial.reason for trial in missing if trial.status == DAMAGED), code="damaged")
     return [*found.values(), *missing]
 
 
@@ -198,11 +198,11 @@ def read_sweep(address: str | Path) -> dict[str, Any]:
         )
     content = read_yaml(text, Path(file))
     if not isinstance(content, dict) or not isinstance(content.get("sweep"), dict):
-        raise UserError(f"{file} is damaged: expected the section sweep in it.")
+        raise UserError(f"{file} is damaged: expected the section sweep in it.", code="damaged", file=file)
     try:
         return upgraded_sweep(content, str(address))
     except ValueError as error:
-        raise UserError(f"{file} is damaged: {error}.") from error
+        raise UserError(f"{file} is damaged: {error}.", code="damaged", file=file) from error
 
 
 def identity_of_sweep(document: Mapping[str, Any]) -> str:

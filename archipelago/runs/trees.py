@@ -38,6 +38,8 @@ _DTYPES = {
 class DamagedFile(UserError):
     """A file that is not there, is cut short, has other bits than were written, or was written by somebody else."""
 
+    kind = "damaged"
+
 
 def pack(tree: Any) -> tuple[Arrays, Any]:
     """Split a tree into named arrays and a structure that JSON can hold.

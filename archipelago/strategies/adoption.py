@@ -96,8 +96,9 @@ def sample_entropies(
     if client.classes is None:
         raise UserError(
             "Expected data with classes beside adoption=entropy, got a regression, whose predictions have no entropy: "
-            "adopt by labels."
-        )
+            "adopt by labels.",
+            code="needs-classes", setting="adoption",
+        )  # fmt: skip
     client = client.unlabelled()
     added: Any = 0.0 if under is None else client.outputs(under).astype(np.float64)
     return np.stack([_entropy(client.outputs(model).astype(np.float64) + added) for model in models], axis=1)

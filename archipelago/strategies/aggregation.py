@@ -136,8 +136,9 @@ def refuse_reordering(settings: AggregationSettings, beside: str, why: str) -> N
         names = [name for name, entry in AGGREGATION.items() if not entry.capabilities.get("reorders", False)]
         raise UserError(
             f"Expected aggregation={', '.join(names[:-1])} or {names[-1]} with {beside}, got {rule.name}: {why}; use "
-            "one of those."
-        )
+            "one of those.",
+            code="aggregation", rule=rule.name,
+        )  # fmt: skip
 
 
 @AGGREGATION.register("mean", "the mean, weighted as `weights` says", label="mean", mean=True)

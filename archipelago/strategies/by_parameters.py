@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from archipelago.core.randomness import generator
+from archipelago.core.settings import setting
 from archipelago.strategies.base import UNASSIGNED, ClusteredModels, Context
 from archipelago.strategies.clustering import (
     Clustering,
@@ -18,7 +20,7 @@ from archipelago.strategies.clustering import (
     match_labels,
 )
 from archipelago.strategies.descriptors import PARTS, UPDATES, check_features, described, updates
-from archipelago.strategies.distances import Features, pairwise
+from archipelago.strategies.distances import DISTANCES, Features, pairwise
 from archipelago.strategies.expectations import Known
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.references import Indices, Models
@@ -35,6 +37,20 @@ STALE = (
 STRAGGLERS = Known("groups", "stragglers", FEW, limit=0.1)
 SIZES = Known("groups", "sizes", FEW, limit=-0.05)
 ODD = Known("groups", "one_class", "the client of one class is a cluster of its own", limit=-0.05)
+
+
+@dataclass
+class ByParametersOptions:
+    """What methods that cluster clients by their models have in common."""
+
+    features: str = setting(
+        "classifier",
+        "what is clustered: classifier, head, parameters, updates, or a descriptor (see `list`)",
+    )
+    clustering: str = setting("kmeans", "clustering rule (see `list`), or an import path")
+    distance: str = setting("euclidean", "how far apart clients are", choices=DISTANCES)
+    starts: int = setting(20, "K-means++ starts, of which the best is kept", at_least=1)
+    warm: bool = setting(False, "start K-means from the last round's centres")
 
 
 class ByParameters(ClusteredModels):

@@ -96,8 +96,9 @@ class CKS(Addon[ClusteredModels]):
         if not len(self.columns(fleet)):
             raise UserError(
                 f"cks beside {' and '.join(self.on_heads)} shares the backbone of a model, and this one has none "
-                "(every layer is fully connected): use a convolutional model, or leave one of them out."
-            )
+                "(every layer is fully connected): use a convolutional model, or leave one of them out.",
+                code="needs-backbone", setting="method",
+            )  # fmt: skip
 
     @property
     def on_heads(self) -> list[str]:

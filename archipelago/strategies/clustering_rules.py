@@ -44,8 +44,9 @@ def agglomerative(task: ClusteringTask) -> Indices:
     if ward and (task.given is not None or task.distance == "principal_angles"):
         raise UserError(
             "Expected agglomerative.linkage=average, complete or single where clients are compared by angles or by a "
-            "distance of the method's own, got ward, which needs points: choose one of those."
-        )
+            "distance of the method's own, got ward, which needs points: choose one of those.",
+            code="distance", rule="agglomerative", distance="given",
+        )  # fmt: skip
     points = task.points if ward else task.distances()
     labels = merged(points, task.options.linkage, clusters=task.clusters)
     if task.options.cut is None:

@@ -79,8 +79,9 @@ class CON(Addon[ClusteredModels]):
         if options.form == "rep" and context.outputs == 1:
             raise UserError(
                 "Expected data with several classes for con.form=rep, got a model with one output: the cosine of two "
-                "numbers is 1 or -1 and teaches nothing; use con.form=para."
-            )
+                "numbers is 1 or -1 and teaches nothing; use con.form=para.",
+                code="needs-classes", setting="con.form",
+            )  # fmt: skip
 
     @property
     def claims(self) -> str | None:

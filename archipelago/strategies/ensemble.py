@@ -39,12 +39,14 @@ def expand(members: list[str]) -> list[str]:
         method, star, count = member.partition("*")
         if star and not (count.isdigit() and int(count) >= 1):
             raise UserError(
-                f"Expected a member such as {method}*5, got '{member}': write a whole number after '*'."
-            )
+                f"Expected a member such as {method}*5, got '{member}': write a whole number after '*'.",
+                code="wrong-form", setting="ensemble", given=member,
+            )  # fmt: skip
         if star and int(count) > MOST_MEMBERS:
             raise UserError(
-                f"Expected at most {MOST_MEMBERS} members of an ensemble, got '{member}': each is a method of its own."
-            )
+                f"Expected at most {MOST_MEMBERS} members of an ensemble, got '{member}': each is a method of its own.",
+                code="too-many", setting="ensemble", given=member, most=MOST_MEMBERS,
+            )  # fmt: skip
         names += [method] * (int(count) if star else 1)
     return names
 
@@ -56,13 +58,15 @@ def check_members(members: list[str], combine: str, clusters: int) -> None:
         if parts[0].value.mixes:
             raise UserError(
                 f"'{member}' predicts with a mixture of probabilities, which cannot be added to other members: "
-                "leave it out of the ensemble."
-            )
+                "leave it out of the ensemble.",
+                code="cannot-be-added", member=member,
+            )  # fmt: skip
         if combine in ("probability_mean", "vote") and any(entry.value.additive for entry in parts):
             raise UserError(
                 f"combine={combine} needs members that predict with one model each, got '{member}', which adds "
-                "several: use combine=logit_sum or logit_mean."
-            )
+                "several: use combine=logit_sum or logit_mean.",
+                code="cannot-be-added", member=member, combine=combine,
+            )  # fmt: skip
 
 
 class Ensemble:

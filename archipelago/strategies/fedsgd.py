@@ -87,5 +87,6 @@ class FedSGD(SingleModel):
         if self.penalties(fleet):
             raise UserError(
                 "Expected fedsgd without add-ons that change local training, got one: its clients take a "
-                "gradient and no steps; leave it out, or use a method that trains with local.steps=1 instead."
-            )
+                "gradient and no steps; leave it out, or use a method that trains with local.steps=1 instead.",
+                code="add-on", base="fedsgd",
+            )  # fmt: skip

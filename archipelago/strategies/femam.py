@@ -156,14 +156,16 @@ class FeMAMOptions:
         if not self.levels or self.levels[0] != 1:
             raise UserError(
                 f"Expected femam.levels to begin with 1, the global model that new levels are copies of, got "
-                f"{list(self.levels)}: write it as in [1,5,5]."
-            )
+                f"{list(self.levels)}: write it as in [1,5,5].",
+                code="wrong-form", setting="femam.levels", given=self.levels,
+            )  # fmt: skip
         count = len(self.levels) + self.personal
         if self.schedule and not count - 1 <= len(self.schedule) <= count:
             raise UserError(
                 f"Expected femam.schedule to give the rounds of {count - 1} levels (all of {count} but the last) "
-                f"or of all {count}, got {list(self.schedule)}: femam.levels and femam.personal make the levels."
-            )
+                f"or of all {count}, got {list(self.schedule)}: femam.levels and femam.personal make the levels.",
+                code="unequal-lengths", levels=self.levels, schedule=self.schedule,
+            )  # fmt: skip
 
 
 @METHODS.register(

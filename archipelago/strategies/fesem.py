@@ -47,8 +47,14 @@ from dataclasses import dataclass
 
 from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS
-from archipelago.strategies.by_parameters import ODD, SIZES, STALE, STRAGGLERS, ByParameters
-from archipelago.strategies.distances import DISTANCES
+from archipelago.strategies.by_parameters import (
+    ODD,
+    SIZES,
+    STALE,
+    STRAGGLERS,
+    ByParameters,
+    ByParametersOptions,
+)
 from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.penalties import Penalty, Proximal
@@ -56,18 +62,10 @@ from archipelago.strategies.references import Indices
 
 
 @dataclass
-class FeSEMOptions:
+class FeSEMOptions(ByParametersOptions):
     """`fesem.lam=...`"""
 
     lam: float = setting(0.0, "pull of the local objective towards the own centre, Eq. (7)", at_least=0)
-    features: str = setting(
-        "classifier",
-        "what is clustered: classifier, head, parameters, updates, or a descriptor (see `list`)",
-    )
-    clustering: str = setting("kmeans", "clustering rule (see `list`), or an import path")
-    distance: str = setting("euclidean", "how far apart clients are", choices=DISTANCES)
-    starts: int = setting(20, "K-means++ starts, of which the best is kept", at_least=1)
-    warm: bool = setting(False, "start K-means from the last round's centres")
 
 
 @METHODS.register(

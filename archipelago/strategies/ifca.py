@@ -90,8 +90,9 @@ class IFCA(ClusteredModels):
         if options.init == "balanced" and options.balance * context.clusters > 1:
             raise UserError(
                 f"Expected ifca.balance <= 1 / clusters, got {options.balance:g} with clusters={context.clusters}: "
-                f"set ifca.balance={1 / (2 * context.clusters):.2g} or lower."
-            )
+                f"set ifca.balance={1 / (2 * context.clusters):.2g} or lower.",
+                code="out-of-range", setting="ifca.balance", given=options.balance,
+            )  # fmt: skip
         if options.share_backbone:
             why = "heads that follow their own cluster's order of neurons do not fit a common backbone"
             refuse_reordering(context.aggregation, "ifca.share_backbone=true", why)
@@ -107,8 +108,9 @@ class IFCA(ClusteredModels):
             if not len(backbone):
                 raise UserError(
                     "Expected a model with a backbone for ifca.share_backbone=true, got one that is all head: "
-                    "choose a model with several layers, as mlp or a CNN."
-                )
+                    "choose a model with several layers, as mlp or a CNN.",
+                    code="needs-backbone", setting="ifca.share_backbone",
+                )  # fmt: skip
             self.clusters = _with_common(self.clusters, self.clusters[0], backbone)
 
     def expect(self, fleet: FleetView) -> Indices:

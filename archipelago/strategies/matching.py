@@ -125,8 +125,9 @@ def _common_root(names: Sequence[str]) -> str:
 def _refusal(why: str) -> UserError:
     return UserError(
         "aggregation=matched expects a network whose layers follow one after the other (convolutions, linear layers, "
-        f"BatchNorm), but {why}: choose another model, or another aggregation such as mean or median."
-    )
+        f"BatchNorm), but {why}: choose another model, or another aggregation such as mean or median.",
+        code="unfit-model", setting="aggregation",
+    )  # fmt: skip
 
 
 @dataclass

@@ -220,7 +220,10 @@ def parse_method(text: str, clusters: int | None = None) -> tuple[str, list[str]
             )
         found = ADDONS.find(addon)
         if addons.count(addon) > 1:
-            raise UserError(f"Expected add-on '{addon}' once, got it twice in '{text}': leave one out.")
+            raise UserError(
+                f"Expected add-on '{addon}' once, got it twice in '{text}': leave one out.",
+                code="given-twice", setting="method", given=addon,
+            )  # fmt: skip
         why_not = found.refuse(method, addons, 2 if clusters is None else clusters)
         if why_not:
             sentence = f"'{addon}' cannot be added to '{base}': {why_not}"
@@ -228,8 +231,9 @@ def parse_method(text: str, clusters: int | None = None) -> tuple[str, list[str]
     takers = [addon for addon in addons if ADDONS.find(addon).takes_round]
     if len(takers) > 1:
         raise UserError(
-            f"'{takers[0]}' and '{takers[1]}' both take over the round: leave one out of '{text}'."
-        )
+            f"'{takers[0]}' and '{takers[1]}' both take over the round: leave one out of '{text}'.",
+            code="add-on", addon=takers[1], base=text,
+        )  # fmt: skip
     return base, addons
 
 

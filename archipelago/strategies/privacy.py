@@ -82,6 +82,7 @@ def _accountant() -> Any:
     except ImportError as error:
         raise UserError(
             "Expected Opacus to count epsilon for update=[...,gaussian], got an environment without it: "
-            'pip install "archipelago-fl[privacy]".'
-        ) from error
+            'pip install "archipelago-fl[privacy]".',
+            code="needs-package", package="opacus",
+        ) from error  # fmt: skip
     return RDPAccountant()

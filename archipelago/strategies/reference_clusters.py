@@ -55,15 +55,17 @@ class Oracle(FixedClusters):
         if context.groups is None:
             raise UserError(
                 "The oracle needs data with ground-truth groups, got none: use a cluster-wise partition, "
-                "data.rotations or the synthetic data set, or another method."
-            )
+                "data.rotations or the synthetic data set, or another method.",
+                code="needs-groups", setting="method=oracle",
+            )  # fmt: skip
         known = context.groups if context.known_groups is None else context.known_groups
         found = len(np.unique(known))
         if found > context.clusters:
             raise UserError(
                 f"The oracle needs a cluster for each of the {found} ground-truth groups, got "
-                f"clusters={context.clusters}: set clusters={found}."
-            )
+                f"clusters={context.clusters}: set clusters={found}.",
+                code="too-few-clusters", clusters=context.clusters, groups=found,
+            )  # fmt: skip
 
     def setup(self, fleet: FleetView) -> None:
         super().setup(fleet)

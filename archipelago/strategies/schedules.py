@@ -83,13 +83,15 @@ def check_schedule(local: LocalSettings, rounds: int) -> None:
     if local.schedule_options and not entry.value.takes_arguments:
         raise UserError(
             "Expected a scheduler of torch as local.schedule beside local.schedule_options, got "
-            f"local.schedule={local.schedule}, which does not read it: leave local.schedule_options out."
-        )
+            f"local.schedule={local.schedule}, which does not read it: leave local.schedule_options out.",
+            code="unread", setting="local.schedule_options",
+        )  # fmt: skip
     if local.warmup >= rounds:
         raise UserError(
             f"Expected local.warmup < rounds, got local.warmup={local.warmup} and rounds={rounds}: no round would have "
-            "the whole learning rate."
-        )
+            "the whole learning rate.",
+            code="out-of-range", setting="local.warmup", given=local.warmup,
+        )  # fmt: skip
     rates = Rates(local, rounds)
     step = max(
         1, rounds // LOOKED_AT
@@ -98,8 +100,9 @@ def check_schedule(local: LocalSettings, rounds: int) -> None:
         if not (math.isfinite(factor := rates(round)) and factor >= 0):
             raise UserError(
                 f"Expected a learning rate of at least 0 in every round, got {factor:g} times local.lr in round "
-                f"{round} by local.schedule={local.schedule}: change its options."
-            )
+                f"{round} by local.schedule={local.schedule}: change its options.",
+                code="out-of-range", setting="local.schedule", given=factor,
+            )  # fmt: skip
 
 
 @SCHEDULES.register("constant", "the same learning rate in every round")
@@ -203,11 +206,13 @@ class TorchSchedule(Schedule):
             cause = " ".join(f"{type(error).__name__}: {error}".split())
             raise UserError(
                 f"local.schedule={self.path} cannot be used with {dict(arguments)}: {cause}. Give its arguments as "
-                "local.schedule_options.NAME=VALUE; one that needs a metric or a function cannot be used."
-            ) from error
+                "local.schedule_options.NAME=VALUE; one that needs a metric or a function cannot be used.",
+                code="cannot-be-made", name=self.path,
+            ) from error  # fmt: skip
         if optimizer.param_groups[0]["momentum"] != 0.9:
             raise UserError(
                 f"Expected local.schedule={self.path} to change the learning rate alone, got one that changes the "
-                "momentum too: set local.schedule_options.cycle_momentum=false."
-            )
+                "momentum too: set local.schedule_options.cycle_momentum=false.",
+                code="wrong-kind", kind="scheduler", name=self.path,
+            )  # fmt: skip
         return found

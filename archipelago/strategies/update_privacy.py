@@ -80,16 +80,18 @@ class Gaussian(Transform):
         if not before or before[-1] is not Clip:
             raise UserError(
                 "Expected clip before gaussian, as in update=[clip,gaussian], got gaussian without it: noise hides "
-                "only an update of bounded length; put clip right before it."
-            )
+                "only an update of bounded length; put clip right before it.",
+                code="wrong-order", setting="update",
+            )  # fmt: skip
 
     @classmethod
     def check_network(cls, spec: ModelSpec) -> None:
         if len(spec.columns("buffers")):
             raise UserError(
                 "Expected a network without running statistics (BatchNorm) with update=[...,gaussian], got one that "
-                "has them: noise would make variances negative; choose another model."
-            )
+                "has them: noise would make variances negative; choose another model.",
+                code="unfit-model", setting="update",
+            )  # fmt: skip
 
     def encode(self, message: Message, sender: Sender) -> Message:
         scale = np.float32(self.options.noise * self.options.clip / np.sqrt(self.participants))

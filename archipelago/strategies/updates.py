@@ -133,12 +133,16 @@ def check_pipeline(settings: UpdateSettings) -> None:
     before: list[type[Transform]] = []
     for entry in entries:
         if entry.value in before:
-            raise UserError(f"Expected '{entry.name}' once in update=[...], got it twice: leave one out.")
+            raise UserError(
+                f"Expected '{entry.name}' once in update=[...], got it twice: leave one out.",
+                code="given-twice", setting="update", given=entry.name,
+            )  # fmt: skip
         if before and before[-1].final:
             last = settings.transforms[len(before) - 1]
             raise UserError(
-                f"Expected '{last}' last in update=[...], got '{entry.name}' after it: what '{last}' sends are codes."
-            )
+                f"Expected '{last}' last in update=[...], got '{entry.name}' after it: what '{last}' sends are codes.",
+                code="wrong-order", setting="update",
+            )  # fmt: skip
         entry.value.check(entry.options_from(settings), before)
         before.append(entry.value)
 

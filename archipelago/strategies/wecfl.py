@@ -36,26 +36,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS
-from archipelago.strategies.by_parameters import ODD, STALE, STRAGGLERS, ByParameters
-from archipelago.strategies.distances import DISTANCES
+from archipelago.strategies.by_parameters import ODD, STALE, STRAGGLERS, ByParameters, ByParametersOptions
 from archipelago.strategies.expectations import Cost, Expectations, Known
 from archipelago.strategies.interface import FleetView
 
 
 @dataclass
-class WeCFLOptions:
+class WeCFLOptions(ByParametersOptions):
     """`wecfl.features=...`"""
-
-    features: str = setting(
-        "classifier",
-        "what is clustered: classifier, head, parameters, updates, or a descriptor (see `list`)",
-    )
-    clustering: str = setting("kmeans", "clustering rule (see `list`), or an import path")
-    distance: str = setting("euclidean", "how far apart clients are", choices=DISTANCES)
-    starts: int = setting(20, "K-means++ starts, of which the best is kept", at_least=1)
-    warm: bool = setting(False, "start K-means from the last round's centres")
 
 
 @METHODS.register(

@@ -57,15 +57,17 @@ def read_seeds(value: Any, source: str, name: str = "seeds") -> list[int] | None
         return None
     if isinstance(value, int) and value > MOST:
         raise UserError(
-            f"Expected at most {MOST} trials, got sweep.{name}={value} in '{source}': ask for fewer."
-        )
+            f"Expected at most {MOST} trials, got sweep.{name}={value} in '{source}': ask for fewer.",
+            code="too-many", setting=f"sweep.{name}", given=value, most=MOST,
+        )  # fmt: skip
     seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
     whole = isinstance(seeds, list) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds)
     if not whole or len(set(seeds)) < len(seeds):
         raise UserError(
             f"Expected sweep.{name} to be a list of different whole numbers, or how many, got {quote(value)} in "
-            f"'{source}': as in [0, 1, 2], or 3."
-        )
+            f"'{source}': as in [0, 1, 2], or 3.",
+            code="wrong-type", setting=f"sweep.{name}", given=value,
+        )  # fmt: skip
     return seeds
 
 
@@ -78,8 +80,9 @@ def read_axes(raw: Mapping[str, Any], source: str) -> dict[str, list[Choice]]:
     for key, values in flat(raw.get("grid") or {}, "grid", source).items():
         if key in axes:
             raise UserError(
-                f"Expected {key} in one axis, got it in sweep.{key} and sweep.grid: leave one out."
-            )
+                f"Expected {key} in one axis, got it in sweep.{key} and sweep.grid: leave one out.",
+                code="given-twice", setting=key,
+            )  # fmt: skip
         entries = _entries(values, f"grid.{key}", source)
         axes[key] = [Choice(f"{key}={shown(value)}", fragment({key: value}, source)) for value in entries]
     if "cases" in raw:
@@ -88,7 +91,10 @@ def read_axes(raw: Mapping[str, Any], source: str) -> dict[str, list[Choice]]:
         labels = [choice.label for choice in choices]
         twice = next((label for label in labels if labels.count(label) > 1), None)
         if twice is not None:
-            raise UserError(f"Expected every entry of sweep.{name} once, got '{twice}' twice: leave one out.")
+            raise UserError(
+                f"Expected every entry of sweep.{name} once, got '{twice}' twice: leave one out.",
+                code="given-twice", setting=f"sweep.{name}", given=twice,
+            )  # fmt: skip
     return axes
 
 
@@ -96,8 +102,9 @@ def _entries(value: Any, name: str, source: str) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise UserError(
             f"Expected sweep.{name} to be a list with an entry at least, got {quote(value)} in '{source}': "
-            "write it in brackets."
-        )
+            "write it in brackets.",
+            code="wrong-type", setting=f"sweep.{name}", given=value,
+        )  # fmt: skip
     return value
 
 
@@ -106,8 +113,9 @@ def _choice(entry: Any, key: str | None, source: str) -> Choice:
         if key is None:
             raise UserError(
                 f"Expected an entry of sweep.cases to be settings, got {quote(entry)} in '{source}': as in "
-                "{rounds: 5}."
-            )
+                "{rounds: 5}.",
+                code="wrong-type", setting="sweep.cases", given=entry,
+            )  # fmt: skip
         chosen = {"ensemble": entry} if isinstance(entry, list) else {key: entry}
         return Choice(_label(chosen, key), fragment(chosen, source))
     content = dict(entry)
@@ -138,7 +146,10 @@ def shown(value: Any) -> str:
 def flat(content: Any, name: str, source: str) -> dict[str, Any]:
     """Nested settings by dotted key, or a sentence about what is there instead."""
     if not isinstance(content, dict):
-        raise UserError(f"Expected settings inside sweep.{name}, got {quote(content)} in '{source}'.")
+        raise UserError(
+            f"Expected settings inside sweep.{name}, got {quote(content)} in '{source}'.",
+            code="wrong-type", setting=f"sweep.{name}", given=content,
+        )  # fmt: skip
     return dotted(content)
 
 
@@ -190,13 +201,15 @@ def combinations(
             config = with_label(functools.partial(layered, layers, may_idle), label, 2)
             if label in seen:
                 raise UserError(
-                    f"Expected different combinations, got '{label}' twice: give its entries labels."
-                )
+                    f"Expected different combinations, got '{label}' twice: give its entries labels.",
+                    code="given-twice", setting="sweep", given=label,
+                )  # fmt: skip
             seen.add(label)
             if len(seen) > MOST:
                 raise UserError(
-                    f"Expected at most {MOST} combinations, got more: leave out entries of an axis."
-                )
+                    f"Expected at most {MOST} combinations, got more: leave out entries of an axis.",
+                    code="too-many", setting="sweep", most=MOST,
+                )  # fmt: skip
             yield label, config
 
 
@@ -232,19 +245,22 @@ def refuse_fixed(
             owner = name if name in AXES or name == "cases" else f"grid.{name}"
             if owners.setdefault(key, owner) != owner:
                 raise UserError(
-                    f"Expected {key} in one axis, got it in sweep.{owners[key]} and sweep.{owner}."
-                )
+                    f"Expected {key} in one axis, got it in sweep.{owners[key]} and sweep.{owner}.",
+                    code="given-twice", setting=key,
+                )  # fmt: skip
     for key in space:
         if key in owners:
             raise UserError(
-                f"Expected {key} in sweep.sample or in sweep.{owners[key]}, got both: leave one out."
-            )
+                f"Expected {key} in sweep.sample or in sweep.{owners[key]}, got both: leave one out.",
+                code="given-twice", setting=key,
+            )  # fmt: skip
     for key, given in fixed.items():
         if key in owners and not given.file:
             raise UserError(
                 f"Expected sweep.{owners[key]}=[...] on the command line, got {key}={given.shown}: the sweep "
-                f"varies it."
-            )
+                f"varies it.",
+                code="varied", setting=key,
+            )  # fmt: skip
 
 
 def with_label(action: Callable[[], Any], label: str, of: int) -> Any:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from archipelago.core.errors import UserError
-from archipelago.core.registry import nearest
+from archipelago.core.registry import closest, nearest
 from archipelago.core.schema import composed
 from archipelago.core.settings import ExperimentSettings, SweepSection, SweepSettings
 from archipelago.core.vocabulary import registered
@@ -231,8 +231,9 @@ def _settings(raw: Mapping[str, Any], source: str) -> SweepSettings:
     for name in mine:
         if name not in known:
             raise UserError(
-                f"Unknown setting 'sweep.{name}' in '{source}'. {nearest(name, [*AXES, *OTHERS, *known])}"
-            )
+                f"Unknown setting 'sweep.{name}' in '{source}'. {nearest(name, [*AXES, *OTHERS, *known])}",
+                code="unknown-setting", setting=f"sweep.{name}", nearest=closest(name, [*AXES, *OTHERS, *known]),
+            )  # fmt: skip
     given = fragment({"sweep": mine}, source)
     values = {key.removeprefix("sweep."): each.value for key, each in given.items()}
     return composed(SweepSettings)(**values)
@@ -241,30 +242,37 @@ def _settings(raw: Mapping[str, Any], source: str) -> SweepSettings:
 def _check_sweep(sweep: Sweep) -> None:
     settings, count = sweep.settings, sweep.most
     if count > MOST:
-        raise UserError(f"Expected at most {MOST} trials, got {count}: leave out entries, seeds or samples.")
+        raise UserError(
+            f"Expected at most {MOST} trials, got {count}: leave out entries, seeds or samples.",
+            code="too-many", setting="sweep", given=count, most=MOST,
+        )  # fmt: skip
     tuned = sweep.chooses
     if tuned and not settings.metric.startswith("validation_"):
         raise UserError(
             f"Expected sweep.metric on validation data, got '{settings.metric}': tuning never looks at test data; "
-            "write it as in validation_micro_accuracy."
-        )
+            "write it as in validation_micro_accuracy.",
+            code="test-data", setting="sweep.metric", given=settings.metric,
+        )  # fmt: skip
     for label, config in sweep.combinations.items():
         if tuned and config.partition.validation <= 0:
             raise UserError(
                 f"Expected partition.validation > 0 to tune on, got 0 in '{label}': tuning never looks at test "
-                "data; keep some training samples aside, as in partition.validation=0.2."
-            )
+                "data; keep some training samples aside, as in partition.validation=0.2.",
+                code="needs-validation", setting="sweep.metric",
+            )  # fmt: skip
     if sweep.tunes and sweep.base.fleet.backend == "in_process":
         raise UserError(
             f"Expected fleet.backend=ray beside sweep.scheduler={settings.scheduler} and "
-            f"sweep.sampler={settings.sampler}, got in_process: trials that depend on each other need Ray Tune."
-        )
+            f"sweep.sampler={settings.sampler}, got in_process: trials that depend on each other need Ray Tune.",
+            code="needs", setting="sweep.scheduler", needed="fleet.backend=ray",
+        )  # fmt: skip
     if sweep.scheduler.exchanges and (not sweep.space or sweep.sampler.adaptive):
         raise UserError(
             f"Expected sweep.sample and sweep.sampler={_drawing(adaptive=False)} beside "
             f"sweep.scheduler={settings.scheduler}, got sweep.sampler={settings.sampler}: a population starts from "
-            "drawn values and exchanges them."
-        )
+            "drawn values and exchanges them.",
+            code="needs", setting="sweep.scheduler", needed="sweep.sample",
+        )  # fmt: skip
     sweep.sampler.check()
 
 
@@ -285,20 +293,23 @@ def _space(value: Any, sampler: str, source: str) -> dict[str, str]:
         if draws:
             raise UserError(
                 f"Expected sweep.sample beside sweep.sampler={sampler}, got none: say what to draw, as in "
-                "sample: {local.lr: loguniform(0.001, 1)}."
-            )
+                "sample: {local.lr: loguniform(0.001, 1)}.",
+                code="needs", setting="sweep.sampler", needed="sweep.sample",
+            )  # fmt: skip
         return {}
     space = {key: str(text) for key, text in flat(value, "sample", source).items()}
     if not draws:
         raise UserError(
             f"Expected sweep.sampler={_drawing()} beside sweep.sample, got {sampler}: choose one, or list the values "
-            "in sweep.grid."
-        )
+            "in sweep.grid.",
+            code="needs", setting="sweep.sample", needed="sweep.sampler",
+        )  # fmt: skip
     for key, entry in (("seed", "seeds"), ("partition.seed", "partition_seeds")):
         if key in space:
             raise UserError(
-                f"Expected seeds in sweep.{entry}, got sweep.sample.{key}={space[key]}: write sweep.{entry}=[...]."
-            )
+                f"Expected seeds in sweep.{entry}, got sweep.sample.{key}={space[key]}: write sweep.{entry}=[...].",
+                code="wrong-place", setting=f"sweep.sample.{key}", meant=f"sweep.{entry}",
+            )  # fmt: skip
     known = leaves(full_schema())
     for key, text in space.items():
         _, arguments = parse_distribution(key, text)

@@ -33,10 +33,14 @@ def parse_distribution(key: str, text: str) -> tuple[str, list[Any]]:
         raise UserError(
             f"Expected a distribution for sweep.sample.{key}, got {quote(text)}: one of uniform(low, high), "
             "loguniform(low, high), quniform(low, high, step), randint(low, high), lograndint(low, high), "
-            "choice([...])."
-        )
+            "choice([...]).",
+            code="wrong-form", setting=f"sweep.sample.{key}", given=text,
+        )  # fmt: skip
     if name != "choice" and not arguments[0] < arguments[1]:
-        raise UserError(f"Expected low < high in sweep.sample.{key}, got {quote(text)}.")
+        raise UserError(
+            f"Expected low < high in sweep.sample.{key}, got {quote(text)}.",
+            code="out-of-range", setting=f"sweep.sample.{key}", given=text,
+        )  # fmt: skip
     return name, arguments
 
 
@@ -48,8 +52,9 @@ def check_whole_numbers(key: str, text: str) -> None:
         instead = "lograndint" if name == "loguniform" else "randint"
         raise UserError(
             f"Expected a distribution of whole numbers for sweep.sample.{key}, got {quote(text)}: use {instead}(low, "
-            "high), whose high is left out, or choice([...])."
-        )
+            "high), whose high is left out, or choice([...]).",
+            code="wrong-type", setting=f"sweep.sample.{key}", given=text,
+        )  # fmt: skip
 
 
 def domain(key: str, text: str) -> Any:
@@ -59,8 +64,9 @@ def domain(key: str, text: str) -> Any:
     except (ValueError, ZeroDivisionError) as error:
         raise UserError(
             f"Expected a distribution that Ray Tune can draw from for sweep.sample.{key}, got {quote(text)}: "
-            f"{' '.join(str(error).split())}"
-        ) from error
+            f"{' '.join(str(error).split())}",
+            code="cannot-be-made", name=text,
+        ) from error  # fmt: skip
 
 
 def distribution(name: str, arguments: Sequence[Any]) -> Any:

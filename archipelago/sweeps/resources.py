@@ -89,8 +89,9 @@ def check_shared_storage(address: str) -> None:
         raise UserError(
             f"Expected storage that all {len(nodes)} nodes of the cluster share, got '{address}', which "
             f"{', '.join(blind)} cannot read and write within {_SECONDS:g} s: give a network folder or an address, "
-            "as in storage=s3://bucket."
-        )
+            "as in storage=s3://bucket.",
+            code="not-shared", path=address,
+        )  # fmt: skip
 
 
 def sees(probe: str) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 from actors.cluster import connected
 from archipelago.core.errors import UserError
 from archipelago.core.metrics import client_columns
-from archipelago.core.registry import nearest
+from archipelago.core.registry import closest, nearest
 from archipelago.core.settings import ExperimentSettings
 from archipelago.experiments.given import code_of
 from archipelago.runs.storage import Mirror, is_address, join, name_of, reading
@@ -52,8 +52,9 @@ def resume_sweep(address: str, *, quiet: bool = False) -> str:
         if not left and known:
             raise UserError(
                 f"Expected a sweep that is not over, got {address} with all {len(directory.rows)} trials done: "
-                "open its runs with archipelago.open_run, or run it again under another name."
-            )
+                "open its runs with archipelago.open_run, or run it again under another name.",
+                code="finished", path=address,
+            )  # fmt: skip
         for row in left:  # a trial that failed is given another chance
             row.status, row.reason = "waiting", ""
         directory.write()
@@ -92,8 +93,10 @@ def _check_metric(sweep: Sweep, classes: int | None) -> None:
         task = "a regression" if classes is None else f"a task of {classes} classes"
         raise UserError(
             f"Expected sweep.metric to be a metric of {task}, got '{sweep.settings.metric}'. "
-            f"{nearest(sweep.settings.metric, known)}"
-        )
+            f"{nearest(sweep.settings.metric, known)}",
+            code="unknown-name", kind="metric", name=sweep.settings.metric,
+            nearest=closest(sweep.settings.metric, known),
+        )  # fmt: skip
 
 
 def _run_trials(directory: SweepDirectory, command: str | None, quiet: bool) -> None:

@@ -121,8 +121,9 @@ class Optuna(Sampler):
         if importlib.util.find_spec("optuna") is None:
             raise UserError(
                 "Expected the package optuna for sweep.sampler=optuna, but it is not installed: pip install optuna, "
-                "or use sweep.sampler=random."
-            )
+                "or use sweep.sampler=random.",
+                code="needs-package", package="optuna",
+            )  # fmt: skip
 
     def searcher(self, combination: str, known: int) -> Searcher:
         """Another stream after a stop: the first points of the same one are drawn already."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from archipelago.reports.palette import SOFT, VERDICTS
 from benchmarks.behaviour.checks import AMBER, GREEN, NONE, RED
 from benchmarks.behaviour.page import LETTERS, TITLES, Result
 
 # Told apart by readers who do not see red and green, too: by lightness, and by the letters of what was missed.
-COLOURS = {GREEN: "#cdebd0", AMBER: "#ffd166", RED: "#d1495b", NONE: "#f1f1f1"}
-INK = {GREEN: "#1c3d22", AMBER: "#3d2e00", RED: "#ffffff", NONE: "#9a9a9a"}
+COLOURS, INK = ({state: pair[at] for state, pair in VERDICTS.items()} for at in (0, 1))
 CELL = (0.92, 0.26)  # inches
 LABELS = 1.7  # inches left of the matrix
 
@@ -46,7 +46,7 @@ def draw(result: Result, path: Path) -> None:
                 color=INK[found.state], weight="bold" if found.state == RED else "normal",
             )  # fmt: skip
     if 0 < bases < len(methods):
-        axes.axhline(bases, color="#555555", linewidth=1)
+        axes.axhline(bases, color=SOFT, linewidth=1)
     axes.set(xlim=(0, len(situations)), ylim=(len(methods), 0))
     axes.set_xticks(
         [column + 0.5 for column in range(len(situations))], [_two_lines(TITLES[name]) for name in situations]
@@ -64,7 +64,7 @@ def draw(result: Result, path: Path) -> None:
     }
     handles = [Patch(facecolor=COLOURS[state], label=words) for state, words in shown.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    figure.text(0.005, 0.005, "points of accuracy over FedAvg", fontsize=7, color="#666666")
+    figure.text(0.005, 0.005, "points of accuracy over FedAvg", fontsize=7, color=SOFT)
     _save_small(figure, path)
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from archipelago.reports.palette import GREY
+
 FOLDER = Path(__file__).parents[1] / "data" / "pictures"
 OWN = ("image_folder", "npz", "datamodule")  # data sets that are whatever a user has
 SHIFTS = ("rotations", "label_swaps", "colours", "noises")
-GREY = "#8a94a3"
 
 
 def kept(folder: str) -> list[str]:

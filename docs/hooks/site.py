@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from docs.hooks import entries, pictures, published, small_runs  # noqa: E402
+from docs.hooks import entries, errors, pictures, published, small_runs  # noqa: E402
 
 # Documents that the site shows beside its own pages: where they are, and what they become.
 DOCUMENTS = {
@@ -28,7 +28,11 @@ MARK = re.compile(r"<!-- generated: (\S+) -->")
 
 def generated() -> dict[str, str]:
     """Path in the site -> Markdown, of all pages that no file of `docs/` has."""
-    pages = {"methods/index.md": entries.methods_index(), "settings.md": entries.settings_page()}
+    pages = {
+        "methods/index.md": entries.methods_index(),
+        "settings.md": entries.settings_page(),
+        "errors.md": errors.errors_page(),
+    }
     for kind in entries.KINDS:
         pages |= {
             f"methods/{entry.name}.md": entries.method_page(kind, entry) for entry in entries.entries(kind)

@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from archipelago.reports.palette import ACCENT, GREY
+
 FOLDER = Path(__file__).parents[1] / "methods" / "figures"
 KEPT = FOLDER / "runs.json"
 CLIENTS, ROUNDS = 12, 10
@@ -31,7 +33,6 @@ ACTS: dict[str, dict[str, Any]] = {
 }
 ON = {"few_shots": "ifca"}  # a base whose first clusters are not the last
 BASES = ("fesem", "wecfl", "fedavg")  # what an add-on is shown on: the first that it goes with
-COLOUR, GREY = "#2a63c4", "#8a94a3"
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def draw(run: Any, reference: Any, method: str) -> Any:
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 2.6), layout="constrained")
     if method != "fedavg":
         left.plot(reference.metrics["round"], 100 * reference.metrics["micro_accuracy"], color=GREY, ls="--", label="fedavg")  # fmt: skip
-    left.plot(run.metrics["round"], 100 * run.metrics["micro_accuracy"], color=COLOUR, lw=2, label=method)
+    left.plot(run.metrics["round"], 100 * run.metrics["micro_accuracy"], color=ACCENT, lw=2, label=method)
     left.set(xlabel="round", ylabel="accuracy (%)", ylim=(0, 100))
     left.legend(frameon=False, loc="lower right")
     last = run.clients[run.clients["round"] == run.clients["round"].max()].sort_values("client")
@@ -184,7 +185,7 @@ def _draw_clients(axes: Any, last: Any, reference: Any, order: list[int], method
     places = range(len(order))
     if method != "fedavg":
         axes.plot(places, [100 * other["accuracy"][client] for client in order], "o", mfc="white", color=GREY, label="fedavg")  # fmt: skip
-    axes.plot(places, [100 * mine["accuracy"][client] for client in order], "o", color=COLOUR, label=method)
+    axes.plot(places, [100 * mine["accuracy"][client] for client in order], "o", color=ACCENT, label=method)
     axes.set(
         xlabel="clients, by true group",
         ylabel="accuracy (%)",

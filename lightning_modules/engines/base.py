@@ -98,8 +98,9 @@ class Engine:
                 raise UserError(
                     f"This method adds to the local objective, and {type(module).__name__} has only a "
                     "training_step: give it forward(x), loss(outputs, y, reduction) and the attribute "
-                    "local_objective (see lightning_modules/base.py), or choose another method."
-                )
+                    "local_objective (see lightning_modules/base.py), or choose another method.",
+                    code="incomplete-module", lacks="loss",
+                )  # fmt: skip
             try:
                 model.load(job.start)
                 model.touch()
@@ -185,8 +186,9 @@ def check_precision(precision: str, engine: str, device: str) -> None:
     if not (precision == "bf16" and gpu_engine):
         raise UserError(
             f"Expected precision=32 where clients compute on CPUs, got {precision}, which needs a GPU: leave it out, "
-            "or run where torch sees one (`doctor` says what is here) and fleet.gpus is not 0."
-        )
+            "or run where torch sees one (`doctor` says what is here) and fleet.gpus is not 0.",
+            code="no-gpu", setting="precision", given=precision,
+        )  # fmt: skip
 
 
 def make_engine(name: str, model: FlatModel, samples: Samples, settings: Any = None) -> Engine:

@@ -53,7 +53,10 @@ class TrainerEngine(Engine):
             raise
         except Exception as error:  # whatever Lightning raises about its arguments
             given = ", ".join(f"local.trainer.{name}={value}" for name, value in options.trainer.items())
-            raise UserError(f"lightning.Trainer cannot be made with {given}: {cause_of(error)}.") from error
+            raise UserError(
+                f"lightning.Trainer cannot be made with {given}: {cause_of(error)}.",
+                code="cannot-be-made", name="lightning.Trainer",
+            ) from error  # fmt: skip
 
     def train_one(self, job: TrainJob) -> TrainResult:
         """One client's `Trainer.fit`."""

@@ -13,8 +13,8 @@ import pytest
 import ray
 
 from actors.cluster import connected
-from archipelago.core.errors import UserError
 from archipelago.core.settings import FleetSettings
+from tests.support.errors import refused
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(
         raise raised
 
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(UserError) as caught, connected(FleetSettings(address="head:6379")):
+    with refused("unreachable") as caught, connected(FleetSettings(address="head:6379")):
         raise AssertionError("there is no cluster")
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
     assert init == []  # nothing was joined, so nothing is left
@@ -96,7 +96,7 @@ def test_an_address_where_nobody_listens_is_refused_at_once(monkeypatch: pytest.
         taken.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with (
-            pytest.raises(UserError, match="got none that answers"),
+            refused("unreachable"),
             connected(FleetSettings(address=address)),
         ):
             raise AssertionError("there is no cluster")

@@ -19,6 +19,7 @@ from actors.compute import BlockDevice, compute_of
 from actors.devices import CONTEXT, allocator_fraction, claim_device, mps_directory, refused_by_tier
 from actors.session import InProcessSession
 from archipelago.core.errors import ClientFailure, UserError
+from tests.support.errors import refused
 from tests.support.experiments import plan_of, run, session_of
 
 GB = 2**30
@@ -78,9 +79,7 @@ def test_claim_of_a_whole_device_is_not_capped(cuda: list[Any]) -> None:
 
 def test_claim_of_a_share_that_cuda_itself_fills_is_a_sentence(cuda: list[Any]) -> None:
     before = flags()
-    with pytest.raises(
-        UserError, match=r"Expected fleet\.gpus >= 0\.039 on A GPU with 16\.0 GB, got 0\.02: of its 0\.32 GB"
-    ):
+    with refused("too-little-memory", setting="fleet.gpus", given=0.02, says=(">=", "0.039", "16.0", "0.32")):
         claim_device(0.02)
     assert flags() == before and ("memory", 1.0, 0) not in cuda
     assert allocator_fraction(0.04, 16 * GB) > 0
@@ -204,7 +203,7 @@ def test_operations_without_a_deterministic_kernel_are_a_sentence(monkeypatch: p
         yield
 
     monkeypatch.setattr(session.fleet.blocks[0].engine, "train", fails)
-    with pytest.raises(UserError, match="set determinism=fast"):
+    with refused("not-deterministic", operation="adaptive_max_pool2d_backward_cuda", says="determinism=fast"):
         run(session, 1)
 
 
@@ -215,7 +214,7 @@ def test_precision_below_32_bits_on_a_cpu_is_refused_by_the_block() -> None:
     plan = plan_of("method=fedavg")
     for precision in ("bf16", "tf32"):
         block = dataclasses.replace(plan.block, precision=precision)
-        with pytest.raises(UserError, match=f"Expected precision=32 .* got {precision}"):
+        with refused("no-gpu", setting="precision", given=precision):
             InProcessSession(dataclasses.replace(plan, block=block))
 
 

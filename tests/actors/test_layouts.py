@@ -19,10 +19,10 @@ from actors.reports import RoundReport
 from actors.server import Server
 from actors.session import Checkpoint
 from archipelago import open_run
-from archipelago.experiments.callbacks import CallbackFailure
 from archipelago.experiments.runner import resume, run_experiment
 from archipelago.runs.checkpoints import CheckpointWriter, latest
 from tests.support.callbacks import StopAfter
+from tests.support.errors import refused
 from tests.support.experiments import config_of, digest, outcome, run, session_of
 from tests.support.methods import compositions, matrix
 from tests.support.runs import assert_equal_runs
@@ -175,7 +175,7 @@ def stop_and_resume(method: str, stop: int, folder: Path) -> Path:
     interrupt = StopAfter(
         stop, "on_checkpoint" if stop > 1 else "on_round"
     )  # the first round has no checkpoint
-    with pytest.raises(CallbackFailure):
+    with refused("users-code"):
         run_experiment(config_of(method, *STOPPED), folder / "run", callbacks=[interrupt], quiet=True)
     assert open_run(folder / "run").status.state == "failed"
     return resume(folder / "run", quiet=True)

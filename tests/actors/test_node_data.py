@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from actors.node_data import NodeData, NodeFederations, shared_federation
-from archipelago.core.errors import UserError
 from archipelago.data import DATASETS, build_federation, use_arrays
 from archipelago.experiments.config import load_config
 from archipelago.experiments.plan import make_plan
+from tests.support.errors import refused
 from tests.support.settings import data_settings, partition_settings
 
 ROOM = 10**9
@@ -121,6 +121,6 @@ def test_a_node_keeps_pixels_as_bytes_in_the_object_store(ray_cluster: Path) -> 
 
 def test_a_wrong_partition_is_reported_before_anything_is_loaded() -> None:
     node = NodeFederations(ROOM)
-    with pytest.raises(UserError, match="nonsense"):
+    with refused("unknown-name", name="nonsense"):
         node.get(*asked(0, "nonsense"))
     assert node.loaded == []

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.placement import actor_count, capacity, fits, layout
-from archipelago.core.errors import UserError
 from archipelago.core.settings import FleetSettings
 from tests.support.errors import refused
 
@@ -69,7 +68,7 @@ def test_after_a_loss_what_is_left_is_taken() -> None:
     assert actor_count(FleetSettings(actors=5, gpus=0.0), 20, left, shrink=True) == 2
     assert actor_count(FleetSettings(clients_per_actor=1, gpus=0.0), 20, left, shrink=True) == 2
     assert actor_count(FleetSettings(actors=1, gpus=0.0), 20, left, shrink=True) == 1
-    with pytest.raises(UserError):
+    with refused("capacity", wanted=1, capacity=0):
         actor_count(FleetSettings(gpus=0.0), 20, [], shrink=True)
 
 

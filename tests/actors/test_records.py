@@ -13,6 +13,7 @@ from actors.records import Tables, client_models, compared_rounds, cosines, prin
 from archipelago.experiments.config import load_config
 from archipelago.experiments.figures_data import tsne
 from archipelago.experiments.runner import run_experiment
+from tests.support.errors import refused
 
 SMALL = ["clients=6", "clusters=2", "rounds=3", "local.steps=2", "fleet.backend=in_process"]
 
@@ -110,9 +111,8 @@ def test_vectors_have_no_example_images(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["records.rounds=-1", "records.clients=1"])
 def test_settings_have_ranges(setting: str) -> None:
-    from archipelago.core.errors import UserError
 
-    with pytest.raises(UserError):
+    with refused("out-of-range"):
         load_config(overrides=[setting], env={})
 
 

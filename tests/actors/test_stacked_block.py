@@ -12,12 +12,13 @@ import torch
 from actors.session import InProcessSession
 from actors.stacked_block import StackedBlock
 from actors.stacking import row_sums
-from archipelago.core.errors import ClientFailure, UserError
+from archipelago.core.errors import ClientFailure
 from archipelago.strategies.penalties import Proximal
 from archipelago.strategies.references import Prediction, Private
 from lightning_modules.engines.stacked import STACKED_TOLERANCE
 from lightning_modules.engines.stacked import samples as device_samples
 from lightning_modules.engines.stacked.training import StackedTraining
+from tests.support.errors import refused
 from tests.support.experiments import checkpoint_of, digest, outcome, plan_of, run, session_of
 from tests.support.methods import matrix
 from tests.support.shadow_session import shadow_session
@@ -285,7 +286,7 @@ def test_stacked_exact_tier_never_changes_its_shapes_for_want_of_memory(
 
     session = session_of("method=fedavg", "local.engine=stacked", "determinism=exact")
     monkeypatch.setattr(StackedTraining, "_chunk", full)
-    with pytest.raises(UserError, match=r"local\.chunk=4.*determinism=seeded"):
+    with refused("too-little-memory", setting="local.chunk", says=("local.chunk=4", "determinism=seeded")):
         session.run_round(1)
 
 

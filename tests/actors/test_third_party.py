@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from archipelago.core.errors import UserError
 from lightning_modules.engines import ENGINES
 from lightning_modules.networks import NETWORKS
 from tests.actors.test_client_views import PORTRAITS
@@ -113,7 +112,7 @@ def test_engine_by_import_path_trains_and_has_options_of_its_own(mine: str) -> N
 
 
 def test_engine_that_is_none_is_refused_with_a_sentence(mine: str) -> None:
-    with pytest.raises(UserError, match=rf"Expected engine '{mine}\.NoEngine' to be a subclass of Engine"):
+    with refused("wrong-kind", kind="engine", name=f"{mine}.NoEngine"):
         config_of(f"local.engine={mine}.NoEngine")
     with refused("unknown-name", kind="engine", name="lop", nearest="loop"):
         config_of("local.engine=lop")
@@ -121,9 +120,7 @@ def test_engine_that_is_none_is_refused_with_a_sentence(mine: str) -> None:
 
 def test_engine_option_is_refused_beside_another_engine(mine: str) -> None:
     ENGINES.entry(f"{mine}.ClippingEngine")
-    with pytest.raises(
-        UserError, match=rf"Expected local.engine={mine}.ClippingEngine beside local.norm_limit, got"
-    ):
+    with refused("unread", setting="local.norm_limit", says=f"{mine}.ClippingEngine"):
         config_of("local.norm_limit=0.5", "local.engine=loop")
 
 
@@ -146,7 +143,7 @@ def test_network_registered_by_a_plugin_has_options_and_may_be_the_default(mine:
 
 
 def test_network_that_makes_no_module_is_refused_with_a_sentence(mine: str) -> None:
-    with pytest.raises(UserError, match=rf"model '{mine}\.no_network' to make a torch.nn.Module, got str"):
+    with refused("wrong-result", name=f"{mine}.no_network", says="str"):
         session_of("method=fedavg", f"model={mine}.no_network")
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from archipelago.core import vocabulary
-from archipelago.core.errors import UserError
 from archipelago.core.metrics import METRICS, Evaluated, Spec, chosen, client_columns, specs
+from tests.support.errors import refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,7 +74,7 @@ def test_vocabulary_of_a_later_version_is_read_without_what_it_added(tmp_path: P
 
 def test_vocabulary_that_is_damaged_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / vocabulary.FILE).write_text("{")
-    with pytest.raises(UserError, match=r"vocabulary\.json is damaged"):
+    with refused("damaged", says="vocabulary.json"):
         vocabulary.of_run(tmp_path)
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from archipelago.core.errors import UserError
 from archipelago.data import Federation, build_federation, normalised
 from archipelago.data.datamodule import FederationDataModule
 from tests.support.settings import data_settings, partition_settings
 
 import lightning  # isort: skip  (after the data module, which makes it importable)
+from tests.support.errors import refused
 
 
 def build(data: str = "digits", validation: float = 0.2) -> Federation:
@@ -44,7 +44,7 @@ def test_training_batches_are_shuffled_by_the_seed() -> None:
 
 
 def test_a_client_that_does_not_exist() -> None:
-    with pytest.raises(UserError, match=r"no client 4: this federation has clients 0\.\.3"):
+    with refused("unknown-client", client=4, says="0..3"):
         FederationDataModule(build(), client=4, batch_size=8, seed=0)
 
 

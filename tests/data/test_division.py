@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.data import (
     PARTITIONS,
@@ -30,6 +29,7 @@ from archipelago.data import (
 )
 from archipelago.data.division import Division, Task, divide
 from archipelago.data.partitions_dealing import set_aside
+from tests.support.errors import refused
 from tests.support.partitions import checked, labels_of
 from tests.support.settings import data_settings, partition_settings
 
@@ -81,13 +81,11 @@ class TestShareForTesting:
     def test_small_shares_leave_a_test_sample_and_too_many_clients_are_a_sentence(self) -> None:
         made = build(300, test_share=0.01)
         assert (made.test_sizes >= 1).all() and (made.sizes >= 4).all()
-        with pytest.raises(
-            UserError, match=r"partition.test_share=0.5 need 4000 samples, but 'digits' has 1797"
-        ):
+        with refused("too-few-samples", samples=1797, says=("partition.test_share=0.5", "4000")):
             build(500, test_share=0.5)
-        with pytest.raises(UserError, match=r"for partition.test_share=0.2, which tests on"):
+        with refused("too-few-samples", clients=400, samples=359, says="partition.test_share=0.2"):
             build(400, min_size=1)
-        with pytest.raises(UserError, match=r"leave partition.test_share out"):
+        with refused("incompatible", says="partition.test_share"):
             build(test_share=0.2, name="dirichlet", compat="fedbase")
 
 
@@ -124,11 +122,13 @@ class TestHoldOut:
         assert len(counts) == 2 and counts[0] == counts[1] and counts[0][0] == counts[0][1] > 10
 
     def test_what_cannot_be_held_out(self) -> None:
-        with pytest.raises(UserError, match="partition=dirichlet has none: use partition=mixture"):
+        with refused(
+            "needs-groups", setting="partition.holdout", says=("partition=dirichlet", "partition=mixture")
+        ):
             build(name="dirichlet", holdout=0.2)
-        with pytest.raises(UserError, match=r"cannot be combined with partition.compat=fedbase"):
+        with refused("shared-samples", setting="partition.holdout", says="partition.compat=fedbase"):
             build(name="cluster_dirichlet", compat="fedbase", holdout=0.2)
-        with pytest.raises(UserError, match="leaves no test sample to hold out of distribution"):
+        with refused("too-few-samples", setting="partition.holdout"):
             build(179, name="cluster_n_class", classes=3, holdout=0.01, min_size=1)
         crowded = build(
             300, data={"name": "synthetic", "samples": 1500}, name="mixture", mixture="random", min_size=1

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.data import DATASETS, PARTITIONS, build_federation, datasets, load_dataset, partitions
 from archipelago.experiments.config import load_config
 from archipelago.reports.build import ReportRequest, build_report
 from tests.support.clusters import ROOT
+from tests.support.errors import Mistake, mistake, refused
 from tests.support.settings import data_settings, partition_settings
 
 
@@ -165,7 +165,7 @@ def test_extension_entry_declares_label_options_and_capabilities(
         assert data.options_from(config.data).spread == 0.5
         made = build_federation(config.data, config.partition, 6, 0)
         assert made.groups is not None and made.groups.tolist() == [0, 1, 2, 0, 1, 2]
-        with pytest.raises(UserError, match=r"data\.spread > 0, got -1"):
+        with refused("out-of-range", setting="data.spread", given=-1):
             load_config(overrides=["data=my_data.blobs", "data.spread=-1"], env={})
     finally:
         DATASETS.remove("blobs")
@@ -189,22 +189,29 @@ def unequal(labels, settings, options, clients, rng):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ("two", r"function \(settings, options, seed\).*\(settings, seed\)"),
-        ("nothing", "return an archipelago.data.Dataset, got NoneType"),
-        ("wrong", "dataclass for the type of its options, got <class 'int'>"),
-        ("undefined", "'Nobody'.*define it above"),
-        ("OrderedDict", "got a class.*data=datamodule data.target=mistakes.OrderedDict"),
-        ("absent", "'absent' in module 'mistakes'"),
+        ("two", mistake("wrong-signature")),
+        ("nothing", mistake("wrong-result", name="mistakes.nothing", says="archipelago.data.Dataset")),
+        ("wrong", mistake("wrong-signature")),
+        ("undefined", mistake("wrong-signature", annotation="Nobody")),
+        (
+            "OrderedDict",
+            mistake(
+                "wrong-kind",
+                name="mistakes.OrderedDict",
+                says=("data=datamodule", "data.target=mistakes.OrderedDict"),
+            ),
+        ),
+        ("absent", mistake("not-importable", name="absent", module="mistakes")),
     ],
 )
 def test_extension_data_set_that_cannot_be_one_is_one_sentence(
-    data: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: str, said: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mistakes.py").write_text(MISTAKES)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "mistakes", raising=False)
     try:
-        with pytest.raises(UserError, match=said):
+        with said():
             load_dataset(data_settings(name=f"mistakes.{data}"), 0)
     finally:
         DATASETS.remove(f"mistakes.{data}")
@@ -217,7 +224,7 @@ def test_extension_partition_of_too_few_clients_is_one_sentence(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "mistakes", raising=False)
     try:
-        with pytest.raises(UserError, match="clients=4, got 0 to train"):
+        with refused("wrong-result", clients=4, says="clients=4"):
             build_federation(data_settings(), partition_settings(name="mistakes.unequal"), 4, 0)
     finally:
         PARTITIONS.remove("mistakes.unequal")

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torchvision.datasets
 
-from archipelago.core.errors import UserError
 from archipelago.core.settings import DataSettings
 from archipelago.data import image_files, load_dataset, torchvision_sets
 from archipelago.data.catalogue import fetch_dataset, listing
 from archipelago.data.files import fetch
 from tests.support import data_files
+from tests.support.errors import refused
 
 
 @pytest.fixture
@@ -97,9 +97,7 @@ def test_emnist_letters_medmnist_and_tiny_imagenet(
     content = bytearray(path.read_bytes())
     content[500] ^= 1
     path.write_bytes(content)
-    with pytest.raises(
-        UserError, match=rf"{path.name} is damaged \(its MD5 is {data_files.md5(bytes(content))}"
-    ):
+    with refused("damaged", path=path, says=data_files.md5(bytes(content))):
         load_dataset(DataSettings(name="emnist_letters", root=str(root)), 0)
 
 
@@ -110,18 +108,16 @@ def test_a_failed_fetch_says_why_and_leaves_nothing(
     archive = data_files.publish_cifar(*site, monkeypatch)
     content = archive.read_bytes()
     expected = data_files.md5(content)
-    reason = rf"{archive.name} has MD5 \w+ after {len(content)} bytes, expected {expected}"
+    facts: tuple[str, ...] = (archive.name, f"{len(content)}", expected)
     if fault == "cut":
         archive.rename(archive.with_name(f"{archive.name}.cut"))
-        reason = rf"{archive.name} has MD5 {data_files.md5(content[: len(content) // 2])} after .*expected {expected}"
+        facts = (archive.name, data_files.md5(content[: len(content) // 2]), expected)
     elif fault == "changed":
         archive.write_bytes(content[:-1] + b"?")
     else:
         archive.unlink()
-        reason = "HTTP Error 404"
-    with pytest.raises(
-        UserError, match=rf"could not be fetched from {site[1]}.*{reason}.*nothing was kept.*digits"
-    ):
+        facts = ("404",)
+    with refused("cannot-be-fetched", says=(site[1], *facts, "data=digits")):
         fetch_dataset("cifar10", DataSettings(root=str(root)))
     assert names(root) == set()
 
@@ -130,7 +126,7 @@ def test_medmnist_says_the_reason_behind_its_advice(
     site: Any, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(medmnist.INFO["breastmnist"], "url", f"{site[1]}nowhere.npz")
-    with pytest.raises(UserError, match=r"nowhere\.npz \(HTTP Error 404: File not found\)"):
+    with refused("cannot-be-fetched", name="breastmnist", says=("nowhere.npz", "404")):
         fetch_dataset("breastmnist", DataSettings(root=str(root)))
     assert names(root) == set()
 
@@ -167,9 +163,9 @@ def test_sigterm_during_a_fetch_leaves_nothing(root: Path) -> None:
 
 
 def test_what_cannot_be_fetched_says_how_to_get_it(root: Path) -> None:
-    with pytest.raises(UserError, match=r"LEAF.*preprocess\.sh"):
+    with refused("no-data", name="femnist", says="preprocess.sh"):
         fetch_dataset("femnist", DataSettings(root=str(root)))
-    with pytest.raises(UserError, match="Did you mean 'cifar10'"):
+    with refused("unknown-name", name="cifar", nearest="cifar10"):
         fetch_dataset("cifar", DataSettings(root=str(root)))
 
 

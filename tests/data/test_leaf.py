@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.core.settings import DataSettings
 from archipelago.data import Dataset, load_dataset
 from tests.support import data_files
@@ -60,8 +58,6 @@ def test_damage_and_absence_are_sentences(tmp_path: Path) -> None:
     for content in (whole[: len(whole) // 2], whole.replace('"y": [0, 1]', '"y": [0]'), '{"users": ["a"]}'):
         assert content != whole
         path.write_text(content)
-        with pytest.raises(
-            UserError, match=rf"{path.name} is damaged .*MD5 {data_files.md5(content.encode())}"
-        ):
+        with refused("damaged", path=path, says=data_files.md5(content.encode())):
             load(tmp_path)
     assert not [*(tmp_path / "mapped").iterdir()]

@@ -8,10 +8,10 @@ import medmnist
 import numpy as np
 import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.data import Dataset, load_dataset
 from archipelago.data.medical import SETS
 from tests.support import data_files
+from tests.support.errors import refused
 from tests.support.settings import data_settings
 
 
@@ -51,15 +51,13 @@ def test_chest_is_one_finding_or_any(tmp_path: Path, monkeypatch: pytest.MonkeyP
     make("chestmnist", tmp_path, monkeypatch, answers)
     assert load("chestmnist", tmp_path).y_train.tolist() == [0, 1, 1]
     assert load("chestmnist", tmp_path, attribute="effusion").y_train.tolist() == [0, 1, 0]
-    with pytest.raises(UserError, match=r"Unknown data\.attribute 'efusion'.*Did you mean 'effusion'"):
+    with refused("unknown-choice", setting="data.attribute", given="efusion", nearest="effusion"):
         load("chestmnist", tmp_path, attribute="efusion")
 
 
 def test_missing_and_changed_files(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"breastmnist\.npz\. Get it with .*data fetch breastmnist.*zenodo"):
+    with refused("no-data", name="breastmnist", says="breastmnist.npz"):
         load("breastmnist", tmp_path)
     data_files.medmnist(tmp_path / "breastmnist.npz", colours=False, labels=np.array([[0], [1]]))
-    with pytest.raises(
-        UserError, match=r"breastmnist\.npz is damaged .*expected 750601b1f35ba3300ea97c75c52ff8f6"
-    ):
+    with refused("damaged", name="breastmnist", says=("breastmnist.npz", "750601b1f35ba3300ea97c75c52ff8f6")):
         load("breastmnist", tmp_path)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from archipelago.core.errors import UserError
 from archipelago.data import DATASETS, Dataset, load_dataset, use_arrays
 from archipelago.data.catalogue import listing
 from tests.support import data_files
+from tests.support.errors import Mistake, mistake, refused
 from tests.support.settings import data_settings
 
 X, Y = data_files.pixels(20, 6, 6, 3), np.arange(20) % 2
@@ -63,9 +63,7 @@ class TestArrays:
 
     def test_class_labels_saved_as_floats_must_be_called_classes_or_numbers(self) -> None:
         use_arrays("mine", (X, Y.astype(np.float64)))
-        with pytest.raises(
-            UserError, match=r"float64 labels .* data\.targets=classes, or data\.targets=numbers"
-        ):
+        with refused("ambiguous-labels", says=("float64", "data.targets=classes", "data.targets=numbers")):
             load_dataset(data_settings(name="mine"), seed=0)
         classes = load_dataset(data_settings(name="mine", targets="classes"), seed=0)
         assert classes.classes == Y.max() + 1 and classes.y_train.dtype == np.int64
@@ -77,27 +75,27 @@ class TestArrays:
     def test_numbers_that_happen_to_be_whole_in_one_part_are_numbers(self) -> None:
         use_arrays("mine", (X, Y + 0.5), (X[:4], Y[:4].astype(np.float64)))
         assert load_dataset(data_settings(name="mine"), seed=0).classes is None
-        with pytest.raises(UserError, match=r"whole numbers as class labels .* got 0\.5"):
+        with refused("wrong-labels", given=0.5):
             load_dataset(data_settings(name="mine", targets="classes"), seed=0)
 
     @pytest.mark.parametrize(
         ("name", "arguments", "owners", "sentence"),
         [
-            ("digits", [(X, Y)], None, "got 'digits': it is a data set already"),
-            ("my/own", [(X, Y)], None, "name of letters, digits"),
-            ("mine", [X], None, r"a pair \(x, y\) to train on, got ndarray"),
-            ("mine", [(X, Y), X], None, r"a pair \(x, y\) to test on"),
-            ("mine", [(X, Y[:5])], None, r"one label for each of 20 samples, got int64 of shape \(5,\)"),
-            ("mine", [(X, Y.astype(str))], None, "must be numbers, but some are of type <U"),
-            ("mine", [(X, Y)], Y[:8], r"an owner for each sample, as an array of 20, got int64 of shape \(8,\)"),
-            ("mine", [(X, Y)], np.arange(30), r"of 20, got int64 of shape \(30,\)"),
-            ("mine", [(X, Y)], (Y, Y), r"of 20, got int64 of shape \(2, 20\)"),
-            ("mine", [(X, Y), (X[:4], Y[:4])], Y, r"a pair of arrays, one of 20 and one of 4, got int64 of shape"),
-            ("mine", [(X, Y), (X[:4], Y[:4])], (Y, Y), r"one of 4, got .*\(20,\) and .*\(20,\)"),
+            ("digits", [(X, Y)], None, mistake("name-taken", name="digits")),
+            ("my/own", [(X, Y)], None, mistake("wrong-name", name="my/own")),
+            ("mine", [X], None, mistake("wrong-type", setting="train", given="ndarray")),
+            ("mine", [(X, Y), X], None, mistake("wrong-type", setting="test")),
+            ("mine", [(X, Y[:5])], None, mistake("unequal-lengths", says=("20", "int64"))),
+            ("mine", [(X, Y.astype(str))], None, mistake("wrong-dtype")),
+            ("mine", [(X, Y)], Y[:8], mistake("wrong-owners", says=("20", "int64"))),
+            ("mine", [(X, Y)], np.arange(30), mistake("wrong-owners", says=("20", "int64", "30"))),
+            ("mine", [(X, Y)], (Y, Y), mistake("wrong-owners", says=("20", "int64"))),
+            ("mine", [(X, Y), (X[:4], Y[:4])], Y, mistake("wrong-owners", says=("20", "int64"))),
+            ("mine", [(X, Y), (X[:4], Y[:4])], (Y, Y), mistake("wrong-owners", says="20")),
         ],
     )  # fmt: skip
-    def test_mistakes(self, name: str, arguments: list[Any], owners: Any, sentence: str) -> None:
-        with pytest.raises(UserError, match=sentence):
+    def test_mistakes(self, name: str, arguments: list[Any], owners: Any, sentence: Mistake) -> None:
+        with sentence():
             use_arrays(name, *arguments, owners=owners)
 
     def test_other_processes_find_them_by_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +113,7 @@ class TestArrays:
         assert "mine" in [row[0] for row in listing(data_settings(root=str(tmp_path)))]
         (kept,) = (tmp_path / "arrays").iterdir()
         kept.write_bytes(kept.read_bytes()[:99])
-        with pytest.raises(UserError, match=r"'mine' cannot be read from .*give them again with use_arrays"):
+        with refused("unreadable", name="mine", says="use_arrays"):
             load_dataset(data_settings(name="mine"), seed=0)
         use_arrays("mine", (X, Y))  # mends it
         DATASETS.remove("mine")
@@ -129,9 +127,7 @@ class TestArrays:
             elsewhere.setattr("os.getpid", lambda: os.getppid())
             use_arrays("mine", (X, Y))
         use_arrays("mine", (X, Y))  # the same ones: nothing to be lost
-        with pytest.raises(
-            UserError, match=f"Process {os.getppid()} uses other arrays under the name 'mine'"
-        ):
+        with refused("name-taken", name="mine", says=f"{os.getppid()}"):
             use_arrays("mine", (X[::-1], Y))
         monkeypatch.setattr("psutil.Process.create_time", lambda process: 0.0)  # another one with its number
         use_arrays("mine", (X[::-1], Y))
@@ -186,19 +182,30 @@ class TestDataModule:
     @pytest.mark.parametrize(
         ("name", "sentence"),
         [
-            ("Nothing", "to have train_dataloader, got neither"),
-            ("Streamed", "over a data set with a length"),
-            ("Ragged", "samples must have one shape"),
-            ("Single", r"Expected samples \(x, y\) or \(x, y, owner\)"),
-            ("NoModule", "which is not one"),
-            ("Needy", r"datamodules\.Needy needs side to be made, but is given root at most"),
-            ("Absent", r"package\.module\.Class"),
+            (
+                "Nothing",
+                mistake("incomplete", name="tests.support.datamodules.Nothing", says="train_dataloader"),
+            ),
+            ("Streamed", mistake("wrong-result", name="train_dataloader")),
+            ("Ragged", mistake("unequal-shapes", name="tests.support.datamodules.Ragged")),
+            ("Single", mistake("wrong-result", name="train_dataloader")),
+            (
+                "NoModule",
+                mistake("wrong-kind", kind="LightningDataModule", name="tests.support.datamodules.NoModule"),
+            ),
+            ("Needy", mistake("needs-arguments", name="tests.support.datamodules.Needy")),
+            (
+                "Absent",
+                mistake(
+                    "not-importable", name="tests.support.datamodules.Absent", says="package.module.Class"
+                ),
+            ),
         ],
     )
-    def test_mistakes(self, name: str, sentence: str) -> None:
-        with pytest.raises(UserError, match=sentence):
+    def test_mistakes(self, name: str, sentence: Mistake) -> None:
+        with sentence():
             self.load(name)
 
     def test_no_target(self) -> None:
-        with pytest.raises(UserError, match=r"got nothing: write it as data\.target="):
+        with refused("missing-value", setting="data.target", says="data.target="):
             load_dataset(data_settings(name="datamodule"), seed=0)

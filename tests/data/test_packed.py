@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.core.settings import DataSettings
 from archipelago.data import DATASETS, Dataset, load_dataset, packed
 from tests.support import data_files
+from tests.support.errors import refused
 
 
 def load(name: str, root: Path, **more: object) -> Dataset:
@@ -53,15 +53,13 @@ class TestCifarSheets:
         path = root / packed.CIFAR10_SHEETS[2]
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(
-            UserError, match=rf"{path.name} is damaged .*MD5 {data_files.md5(path.read_bytes())}"
-        ):
+        with refused("damaged", path=path, says=data_files.md5(path.read_bytes())):
             load("cifar10", root)
         data_files.sheet(path, 255 - self.images[:200], columns=100)
-        with pytest.raises(UserError, match=rf"SHA-256 \w+, expected {packed.CIFAR10_CONTENT}"):
+        with refused("damaged", name="cifar10", says=("SHA-256", packed.CIFAR10_CONTENT)):
             load("cifar10", root)
         data_files.sheet(path, self.images[:200], columns=50)
-        with pytest.raises(UserError, match="1600x128 pixels do not hold 200 images of 32x32 in rows of 100"):
+        with refused("damaged", name="cifar10", says=("1600x128", "200", "32x32", "100")):
             load("cifar10", root)
 
 
@@ -113,7 +111,7 @@ def test_femnist_digits_by_client(tmp_path: Path) -> None:
     assert np.bincount(data.owners_test * 2 + data.y_test).tolist() == [2, 2, 2, 2]
     assert np.bincount(data.owners_train).tolist() == [16, 16]
     np.savez(tmp_path / "femnist_digits_subset.npz", images=images, labels=labels)
-    with pytest.raises(UserError, match="it lacks client"):
+    with refused("incomplete"):
         load("femnist_digits", tmp_path)
 
 

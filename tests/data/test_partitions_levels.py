@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archipelago.core.errors import UserError
 from archipelago.data import Labels
+from tests.support.errors import Mistake, mistake, refused
 from tests.support.partitions import checked, divergence, divide, labels_of, table
 
 seeds = st.integers(0, 2**31)
@@ -103,25 +103,25 @@ def test_balanced_clients_do_not_grow_beyond_an_even_share_and_a_class(seed: int
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"level_groups": []}, "of one length, such as"),
-        ({"level_groups": [2, 4], "level_classes": [1]}, "of one length, such as"),
-        ({"level_groups": [4, 2]}, "go from few to many"),
-        ({"level_groups": [2, 9]}, "of at least two clients each"),
-        ({"level_groups": [2, 4], "level_classes": [2, 2]}, r"take 12 classes .* but 'jumble' has 10"),
+        ({"level_groups": []}, mistake("unequal-lengths")),
+        ({"level_groups": [2, 4], "level_classes": [1]}, mistake("unequal-lengths")),
+        ({"level_groups": [4, 2]}, mistake("out-of-range", setting="partition.level_groups")),
+        ({"level_groups": [2, 9]}, mistake("out-of-range", setting="partition.level_groups")),
+        ({"level_groups": [2, 4], "level_classes": [2, 2]}, mistake("too-many", given=12, most=10)),
     ],
 )
-def test_impossible_levels_are_sentences(changes: dict[str, list[int]], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
+def test_impossible_levels_are_sentences(changes: dict[str, list[int]], sentence: Mistake) -> None:
+    with sentence():
         divide("multilevel", labels_of([100] * 10, [30] * 10), 16, **changes)
 
 
 def test_impossible_clusters_are_sentences() -> None:
     labels = labels_of([100] * 4, [30] * 4)
-    with pytest.raises(UserError, match="at least 10 clients, or at most 4 groups"):
+    with refused("too-few-clients", says="10"):
         divide("femam_cluster", labels, 9, groups=5)
-    with pytest.raises(UserError, match=r"some clients hold only .* drawing again did not help"):
+    with refused("too-few-samples", partition="femam_cluster"):
         divide("femam_cluster", labels, 8, groups=4, classes=1, min_size=49)
-    with pytest.raises(UserError, match=r"more than the 4 classes of 'jumble'"):
+    with refused("too-many", most=4):
         divide("femam_cluster", labels, 8, groups=4, classes=5)
 
 
@@ -136,5 +136,5 @@ def test_skewed_groups(name: str) -> None:
     # A large group holds more than a small one: data goes by clients.
     held = np.bincount(made.groups, weights=[len(part) for part in made.train])
     assert held[8] > 2 * held[:5].mean()
-    with pytest.raises(UserError, match="add up to 200, but clients=190: set clients=200"):
+    with refused("does-not-add-up", clients=190, says=("200", "clients=190", "clients=200")):
         divide(name, labels, 190, group_sizes=sizes, classes=3)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.data import Labels
 from archipelago.data.partitions_mixture import mixture_weights
+from tests.support.errors import refused
 from tests.support.partitions import checked, divide, table
 
 
@@ -49,9 +49,9 @@ class TestWeights:
 
     @pytest.mark.parametrize("wrong", ["10", "10:x", "1:2:3", "-1:2", "0:0", "nan:1", "even"])
     def test_what_is_no_mixture_is_a_sentence(self, wrong: str) -> None:
-        with pytest.raises(UserError, match="linear, random or a ratio of the 2 sources, such as 10:90"):
+        with refused("wrong-form", setting="partition.mixture", says="10:90"):
             mixture_weights(wrong, 4, 2, generator(0, "test"))
-        with pytest.raises(UserError, match=r"but there are 3: use partition.mixture=random"):
+        with refused("incompatible", sources=3, says="partition.mixture=random"):
             mixture_weights("linear", 4, 3, generator(0, "test"))
 
 
@@ -132,16 +132,15 @@ class TestMixture:
 
     def test_mistakes_are_sentences(self) -> None:
         plain = Labels("plain", np.arange(100) % 4, np.arange(50) % 4, 4)
-        with pytest.raises(
-            UserError,
-            match=r"'plain' has none: use data=synthetic or emnist_cases, or make some with data.rot",
+        with refused(
+            "needs-groups", setting="partition=mixture", says=("data=synthetic", "emnist_cases", "data.rot")
         ):
             divide("mixture", plain, 4)
         labels = of_sources(100, 50, 2)
-        with pytest.raises(UserError, match=r"4 clients of 90 to 90 training samples need 180 .* has 100"):
+        with refused("too-few-samples", clients=4, source=0, says=("90", "180", "100")):
             divide("mixture", labels, 4, size_range=[90, 90])
         for wrong in ([5], [9, 5], [1, 2, 3]):
-            with pytest.raises(UserError, match="smallest and a largest number"):
+            with refused("wrong-form", setting="partition.size_range"):
                 divide("mixture", labels, 4, size_range=wrong)
 
 
@@ -200,11 +199,9 @@ class TestNatural:
             assert len(made.test[owner]) == round(0.25 * len(held))
 
     def test_mistakes_are_sentences(self) -> None:
-        with pytest.raises(
-            UserError, match="of the 6 owners of 'written' only 5 are such: ask for at most 5 clients, or"
-        ):
+        with refused("too-few-owners", clients=6, owners=6):
             divide("natural", self.labels(), 6)
-        with pytest.raises(UserError, match=r"only 0 are such: set a smaller partition.min_size"):
+        with refused("too-few-owners", clients=1, owners=6, says="partition.min_size"):
             divide("natural", self.labels(), 1, min_size=31)
-        with pytest.raises(UserError, match="does not say to whom: use a data set with writers or persons"):
+        with refused("needs-owners", name="plain"):
             divide("natural", Labels("plain", np.arange(40) % 2, np.arange(20) % 2, 2), 2)

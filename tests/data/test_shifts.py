@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.data import Federation, build_federation
 from archipelago.data.shifts import variants_of_clients, variants_of_samples
+from tests.support.errors import Mistake, mistake, refused
 from tests.support.settings import data_settings, partition_settings
 
 
@@ -116,9 +116,7 @@ class TestCrossed:
         assert np.array_equal(made.levels[1], made.groups // 2)
 
     def test_too_small_groups_are_a_sentence(self) -> None:
-        with pytest.raises(
-            UserError, match="divides each ground-truth group among 4 shifts, but group 0 has 2 clients"
-        ):
+        with refused("too-few-clients", setting="data.crossed"):
             variants_of_clients(np.array([0, 0, 1, 1]), 4, 4, True)
 
     def test_groups_need_not_be_in_order(self) -> None:
@@ -167,24 +165,29 @@ def test_variants_of_samples_are_even_in_every_stratum() -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        ({"label_swaps": 11}, "data.label_swaps=11 needs as many classes, but 'digits' has 10 classes"),
-        ({"name": "synthetic", "label_swaps": 2}, "'synthetic' has no classes"),
+        (
+            {"label_swaps": 11},
+            mistake("too-many", setting="data.label_swaps", given=11, most=10, says="data.label_swaps=11"),
+        ),
+        ({"name": "synthetic", "label_swaps": 2}, mistake("too-many", setting="data.label_swaps", given=2)),
         (
             {"name": "synthetic", "colours": 2},
-            "changes pixels of 0..255 .* vectors of 10 features of float32",
+            mistake("unfit-data", given=2, says=("0..255", "10", "float32")),
         ),
-        ({"colours": 5}, "more than the 4 tones of grey images"),
+        ({"colours": 5}, mistake("too-many", most=4)),
         (
             {"rotations": 3, "noises": 3},
-            "data.rotations=3 x data.noises=3 is more than clients=8: every shift",
+            mistake(
+                "too-few-clients", setting="data.rotations=3 x data.noises=3", clients=8, says="clients=8"
+            ),
         ),
     ],
 )
-def test_impossible_shifts_are_sentences(data: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
+def test_impossible_shifts_are_sentences(data: dict[str, Any], sentence: Mistake) -> None:
+    with sentence():
         build(data=data)
 
 
 def test_copies_cannot_be_shifted() -> None:
-    with pytest.raises(UserError, match="cannot all see it shifted in their own way"):
+    with refused("shared-samples", setting="data.rotations"):
         build(data={"rotations": 2}, name="dirichlet", compat="fedbase")

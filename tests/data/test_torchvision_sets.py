@@ -44,9 +44,7 @@ class TestFashionMnist:
     def test_content_that_is_not_the_published_one_names_file_and_checksum(self, tmp_path: Path) -> None:
         made = data_files.fashion_mnist(tmp_path / "fashion-mnist", packed=True)
         found = made["md5"]["train-images-idx3-ubyte"]
-        with pytest.raises(
-            UserError, match=rf"train-images-idx3-ubyte\.gz is damaged .*{found}, expected f4a871"
-        ):
+        with refused("damaged", says=("train-images-idx3-ubyte.gz", found, "f4a871")):
             load("fashion_mnist", tmp_path)
 
     def test_a_truncated_file_is_named_with_its_checksum(
@@ -57,13 +55,13 @@ class TestFashionMnist:
         path = tmp_path / "fashion-mnist" / "t10k-images-idx3-ubyte.gz"
         half = path.read_bytes()[:3000]
         path.write_bytes(half)
-        with pytest.raises(UserError, match=rf"{path.name} is damaged .*MD5 {data_files.md5(half)}"):
+        with refused("damaged", path=path, says=data_files.md5(half)):
             load("fashion_mnist", tmp_path)
 
     def test_missing_says_where_it_looked_how_to_get_it_and_what_serves_meanwhile(
         self, tmp_path: Path
     ) -> None:
-        with pytest.raises(UserError) as refusal:
+        with refused("no-data", name="fashion_mnist") as refusal:
             load("fashion_mnist", tmp_path)
         for said in (
             *(str(tmp_path / "FashionMNIST" / "raw"), "data fetch fashion_mnist", f"data.root={tmp_path}"),
@@ -76,7 +74,7 @@ class TestWhatToDoAboutDamage:
     """The advice brings the data set to where it is looked for, or says that only its owner can."""
 
     def sentence(self, name: str, root: Path) -> str:
-        with pytest.raises(UserError, match="is damaged") as refusal:
+        with refused("damaged") as refusal:
             load(name, root)
         assert isinstance(pickle.loads(pickle.dumps(refusal.value)), UserError)
         return str(refusal.value)
@@ -139,14 +137,12 @@ class TestCifar:
         code = b"cos\nmkdir\n(V" + str(trap).encode() + b"\ntR."
         (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(code)
         expected = made["md5"]["data_batch_3"]
-        with pytest.raises(
-            UserError, match=rf"data_batch_3 is damaged .*{data_files.md5(code)}, expected {expected}"
-        ):
+        with refused("damaged", says=("data_batch_3", data_files.md5(code), expected)):
             load("cifar10", tmp_path)
         assert not trap.exists()
 
     def test_missing_names_both_layouts(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"cifar-10-batches-py or .*/cifar10_lossless_\*\.webp\. Get it"):
+        with refused("no-data", name="cifar10", says="cifar-10-batches-py"):
             load("cifar10", tmp_path)
 
     def test_an_incomplete_folder_is_missing(self, tmp_path: Path) -> None:
@@ -180,9 +176,7 @@ class TestEmnist:
         data_files.emnist(tmp_path / "EMNIST" / "raw", "letters", [1, 2])
         path = tmp_path / "EMNIST" / "raw" / "emnist-letters-test-images-idx3-ubyte"
         path.write_bytes(path.read_bytes()[:-10])
-        with pytest.raises(
-            UserError, match=rf"{path.name} is damaged \(1574 bytes where its header says 1584, MD5"
-        ):
+        with refused("damaged", path=path, says=("1574", "1584", "MD5")):
             load("emnist_letters", tmp_path)
 
 
@@ -190,7 +184,7 @@ def test_normalisation_can_be_set(tmp_path: Path) -> None:
     data_files.emnist(tmp_path / "EMNIST" / "raw", "letters", [1, 2])
     data = load("emnist_letters", tmp_path, mean=[0.1307], std=[0.3081])
     assert (data.mean, data.std) == ((0.1307,), (0.3081,))
-    with pytest.raises(UserError, match="one per channel"):
+    with refused("unequal-lengths", name="emnist_letters", channels=1):
         load("emnist_letters", tmp_path, mean=[0.1, 0.2])
 
 

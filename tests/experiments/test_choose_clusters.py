@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from archipelago import open_run
-from archipelago.core.errors import UserError
 from archipelago.experiments import choose_clusters as module
 from archipelago.experiments.choose_clusters import choose_clusters
 from archipelago.experiments.runner import run_experiment
+from tests.support.errors import refused
 from tests.support.experiments import config_of
 
 GOOD = (
@@ -78,14 +78,14 @@ def test_auto_runs_with_the_choice_and_keeps_it_in_its_config(tmp_path, monkeypa
 
 def test_what_cannot_be_chosen_is_refused():
     for method in ("method=fedavg", "ensemble=[ifca,fedavg]"):
-        with pytest.raises(UserError, match="clustered method with clusters=auto"):
+        with refused("needs-clusters", setting="clusters=auto"):
             config_of(method, "clusters=auto")
-    with pytest.raises(UserError, match="at least 4 clients"):
+    with refused("too-few-clients", clients=3):
         choose_clusters(config_of("method=ifca", "clients=3"))
 
 
 def test_cfl_finds_its_number_by_itself():
-    with pytest.raises(UserError, match="got cfl, which finds their number"):
+    with refused("finds-clusters", base="cfl"):
         choose_clusters(config_of("method=cfl"))
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.core.packaged import TUNE_CONFIGS
 from archipelago.experiments.config import load_config
 from archipelago.experiments.config_files import find_config, read_config
+from tests.support.errors import Mistake, mistake, refused
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -31,12 +31,12 @@ def test_find_config_takes_a_path_as_it_is_and_a_name_from_the_package(
 
 
 def test_find_config_answers_a_wrong_name_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"got 'thesis-7\.11'\. Did you mean 'thesis-7\.1'\?"):
+    with refused("unknown-config", name="thesis-7.11"):
         find_config("thesis-7.11")
 
 
 def test_read_config_of_a_file_that_the_package_has_elsewhere_says_its_name(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"does not exist: .* --config thesis-7\.1-small\."):
+    with refused("not-found", says="thesis-7.1-small"):
         read_config(tmp_path / "tune_configs" / "thesis-7.1-small.yaml")
 
 
@@ -76,29 +76,26 @@ def test_include_null_takes_a_setting_out(tmp_path: Path) -> None:
     assert read_config(file) == {"rounds": 5, "local": {"lr": 0.1, "steps": 4}, "fleet": {"actors": None}}
 
 
-MISTAKES = {
-    "got mine.yaml -> base.yaml -> mine.yaml: take one include out": {
-        "mine.yaml": "include: base.yaml",
-        "base.yaml": "include: mine.yaml",
-    },
-    "which does not exist: did you mean '{folder}/base.yaml'?": {
-        "mine.yaml": "include: bose.yaml",
-        "base.yaml": "rounds: 3",
-    },
-    "to be a file or a list of files, got 3": {"mine.yaml": "include: 3"},
-    "got 'tesis-7.1'. Did you mean 'thesis-7.1'?": {"mine.yaml": "include: tesis-7.1"},
-    "Expected valid YAML in '{folder}/base.yaml'": {"mine.yaml": "include: base.yaml", "base.yaml": "a: ["},
-    "Expected settings inside 'small' in '{folder}/mine.yaml', got 3": {"mine.yaml": "rounds: 3\nsmall: 3"},
-}
+MISTAKES = [  # (what is wrong, the text of mine.yaml, the text of base.yaml)
+    (
+        mistake("includes-itself", says="mine.yaml -> base.yaml -> mine.yaml"),
+        "include: base.yaml",
+        "include: mine.yaml",
+    ),
+    (mistake("not-found", says="base.yaml"), "include: bose.yaml", "rounds: 3"),
+    (mistake("wrong-type", setting="include", given=3), "include: 3", ""),
+    (mistake("unknown-config", name="tesis-7.1", says="thesis-7.1"), "include: tesis-7.1", ""),
+    (mistake("not-yaml", says="base.yaml"), "include: base.yaml", "a: ["),
+    (mistake("wrong-type", setting="small", given=3), "rounds: 3\nsmall: 3", ""),
+]
 
 
-@pytest.mark.parametrize("sentence", MISTAKES)
-def test_include_mistakes_are_one_sentence(sentence: str, tmp_path: Path) -> None:
-    for name, text in MISTAKES[sentence].items():
+@pytest.mark.parametrize(("wrong", "mine", "base"), MISTAKES)
+def test_include_mistakes_are_one_sentence(wrong: Mistake, mine: str, base: str, tmp_path: Path) -> None:
+    for name, text in (("mine.yaml", mine), ("base.yaml", base)):
         write(tmp_path, name, text)
-    with pytest.raises(UserError) as error:
+    with wrong():
         read_config(tmp_path / "mine.yaml")
-    assert sentence.format(folder=tmp_path) in str(error.value)
 
 
 def test_small_replaces_settings_and_is_left_out_without_it(tmp_path: Path) -> None:
@@ -131,7 +128,7 @@ def test_small_of_a_later_base_keeps_what_it_takes_out(tmp_path: Path) -> None:
 
 def test_small_of_a_file_without_it_is_one_sentence(tmp_path: Path) -> None:
     file = write(tmp_path, "mine.yaml", "rounds: 3")
-    with pytest.raises(UserError, match=r"Expected a section 'small:' in '.*mine\.yaml'"):
+    with refused("no-small-variant", says="mine.yaml"):
         load_config(file, env={}, small=True)
 
 

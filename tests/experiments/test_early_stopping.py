@@ -10,13 +10,13 @@ import pytest
 
 from actors.reports import RoundReport
 from archipelago import open_run
-from archipelago.core.errors import UserError
-from archipelago.experiments.callbacks import CallbackFailure, EarlyStopping
+from archipelago.experiments.callbacks import EarlyStopping
 from archipelago.experiments.callbacks.early_stopping import EarlyStoppingOptions
 from archipelago.experiments.runner import resume, run_experiment
 from archipelago.reports.build import ReportRequest, build_report
 from archipelago.sweeps.runner import run_sweep
 from tests.support.callbacks import StopAfter
+from tests.support.errors import refused
 from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs
 from tests.support.sweeps import rows_of, sweep_of
@@ -75,13 +75,13 @@ def test_early_stopping_ends_a_run_that_is_finished_with_a_sentence(tmp_path: Pa
 
 @pytest.mark.parametrize("stop", [StopAfter(1), StopAfter(3), StopAfter(3, "on_checkpoint")])
 def test_early_stopping_after_a_resume_stops_at_the_same_round(stop: StopAfter, tmp_path: Path) -> None:
-    with pytest.raises(CallbackFailure):
+    with refused("users-code"):
         run_experiment(config_of(*SETTINGS), tmp_path / "run", callbacks=[stop], quiet=True)
     resume(tmp_path / "run", quiet=True)
     alone = run_experiment(config_of(*SETTINGS), tmp_path / "alone", quiet=True)
     assert_equal_runs(tmp_path / "run", alone)
     assert open_run(tmp_path / "run").status == open_run(alone).status
-    with pytest.raises(UserError, match="3 of 9 rounds done"):
+    with refused("finished"):
         resume(alone, quiet=True)
 
 
@@ -94,7 +94,7 @@ def test_early_stopping_in_a_sweep(tmp_path: Path) -> None:
 
 
 def test_early_stopping_never_looks_at_test_data() -> None:
-    with pytest.raises(UserError, match="metric on validation data, got 'micro_accuracy'"):
+    with refused("test-data", given="micro_accuracy"):
         config_of(*SETTINGS, "early_stopping.metric=micro_accuracy")
-    with pytest.raises(UserError, match=r"Expected partition\.validation > 0"):
+    with refused("needs-validation", setting="callbacks", says="partition.validation"):
         config_of("callbacks=[early_stopping]")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.core.registry import REGISTRIES
 from archipelago.core.schema import leaves
 from archipelago.experiments.config import (
@@ -18,6 +17,7 @@ from archipelago.experiments.config import (
 )
 from archipelago.experiments.readers import ALWAYS, CHOSEN_BY, OF_DATA_SETS, OF_METHODS, reader_of, unread
 from archipelago.sweeps.config import load_sweep
+from tests.support.errors import refused
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ from archipelago.sweeps.config import load_sweep
     ],
 )
 def test_unread_setting_is_refused_with_its_readers(given: list[str], reader: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with refused("unread") as caught:
         load_config(None, given)
     key, _, _ = given[-1].partition("=")
     assert f"beside {key}=" in str(caught.value) and reader in str(caught.value)
@@ -94,7 +94,7 @@ def test_read_setting_is_taken_and_survives_its_yaml(given: list[str]) -> None:
 
 def test_unread_setting_of_a_network_that_the_data_chose_is_refused() -> None:
     config = load_config(None, ["model.hidden=[8]"])
-    with pytest.raises(UserError, match="model=mlp"):
+    with refused("unread", setting="model.hidden", says="model=mlp"):
         check_network(config, (3, 32, 32), 10)
 
 
@@ -104,10 +104,10 @@ def test_unread_setting_of_a_file_goes_where_an_override_took_its_reader(tmp_pat
     assert load_config(file).partition.alpha == 0.01
     default = leaves(full_schema())["partition.alpha"].default
     assert load_config(file, ["partition=iid"]).partition.alpha == default
-    with pytest.raises(UserError, match=r"beside partition\.alpha=0\.2"):
+    with refused("unread", setting="partition.alpha", says="partition.alpha=0.2"):
         load_config(file, ["partition=iid", "partition.alpha=0.2"])
     file.write_text("partition: {name: iid, alpha: 0.01}\n")
-    with pytest.raises(UserError, match="dirichlet"):
+    with refused("unread", setting="partition.alpha"):
         load_config(file)
 
 
@@ -120,9 +120,9 @@ def test_sweep_settings_need_one_reader_among_the_combinations() -> None:
         "dirichlet": 0.01,
         "iid": leaves(full_schema())["partition.alpha"].default,
     }
-    with pytest.raises(UserError, match="dirichlet"):
+    with refused("unread", setting="partition.alpha"):
         sweep("sweep.seeds=[0,1]")
-    with pytest.raises(UserError, match=r"sweep.sampler=.*optuna.* beside sweep.samples=7"):
+    with refused("unread", setting="sweep.samples", says=("sweep.sampler=", "sweep.samples=7")):
         load_sweep(None, ["sweep.seeds=[0,1]", "sweep.samples=7"])
 
 

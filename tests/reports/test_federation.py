@@ -11,7 +11,7 @@ from PIL import Image
 
 from archipelago.core.errors import UserError
 from archipelago.experiments.config import load_config
-from archipelago.experiments.partition_preview import write_partition
+from archipelago.experiments.figures_data import write_partition
 from archipelago.reports.drawing import save
 from archipelago.reports.drawing_federation import bars, draw_federation, similarity
 from archipelago.reports.federation import (

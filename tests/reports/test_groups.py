@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 import archipelago.experiments.runner
+from archipelago.core.registry import REGISTRIES, Registry
+from archipelago.core.vocabulary import describe
 from archipelago.experiments.choose_clusters import Choice
 from archipelago.experiments.config import load_config
 from archipelago.experiments.runner import run_experiment
+from archipelago.reports.build import ReportRequest, build_report
 from archipelago.reports.groups import Group, make_groups
 from archipelago.reports.repeats import Repeat
 from archipelago.runs.lock import FolderLock
@@ -136,3 +140,44 @@ def test_runs_from_before_there_was_a_precision_are_of_the_group_of_32_bits(tmp_
     groups = groups_of(*(tmp_path / name for name in ("old", "new", "rounded")))
     assert sorted(len(group.runs) for group in groups) == [1, 2]
     assert any("bf16" in group.label for group in groups)
+
+
+def test_parts_of_somebody_else_are_reported_by_their_own_labels(tmp_path: Path) -> None:
+    """A rule, a network, an engine, by import path or by a plug-in's name; the platform's keep their names."""
+    named = {
+        "model": {"name": "own.nets.tanh"},
+        "aggregation": {"name": "third"},
+        "local": {"engine": "clipped"},
+    }
+    known = {"own.nets.tanh": "Tanh network", "third": "Third quartile", "clipped": "Clipped loop"}
+    plain = {"model": {"name": "mlp"}, "aggregation": {"name": "median"}, "local": {"engine": "loop"}}
+    for name, config in (("theirs", named), ("ours", plain)):
+        write_run(tmp_path / name, config=config)
+        words = {**describe({"method": "ifca", **config}), **({"others": known} if name == "theirs" else {})}
+        assert words.get("others", {}) == (known if name == "theirs" else {})
+        (tmp_path / name / "vocabulary.json").write_text(json.dumps(words))
+    report = build_report(
+        ReportRequest([str(tmp_path / "theirs"), str(tmp_path / "ours")], str(tmp_path / "report"))
+    )
+    rows = {row.label for row in report.tables[0].rows}
+    assert rows == {
+        "IFCA (model=Tanh network, aggregation=Third quartile, engine=Clipped loop)",
+        "IFCA (model=mlp, aggregation=median, engine=loop)",
+    }
+    page = (report.folder / "report.html").read_text(encoding="utf-8")
+    assert "<dt>own.nets.tanh</dt><dd>Tanh network</dd>" in page
+    assert "<td>Third quartile</td>" in page
+
+
+def test_labels_of_chosen_parts_are_those_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tanh(input_shape: object, outputs: int) -> None:
+        """A network of somebody's own."""
+
+    tanh.__module__ = "own.nets"
+    table: Registry[object] = Registry("other model")
+    monkeypatch.setitem(REGISTRIES, "other model", table)
+    table.register("tanh_layers", "a hyperbolic tangent", label="Tanh network")(tanh)
+    assert describe({"method": "ifca", "model": {"name": "tanh_layers"}})["others"] == {
+        "tanh_layers": "Tanh network"
+    }
+    assert "others" not in describe({"method": "ifca", "model": {"name": "mlp"}, "local": {"engine": "loop"}})

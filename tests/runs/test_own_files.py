@@ -15,7 +15,7 @@ from archipelago.core.errors import UserError
 from archipelago.core.own_files import is_own_file, remove_own_files
 from archipelago.experiments import runner
 from archipelago.experiments.callbacks import CallbackFailure
-from archipelago.experiments.partition_preview import write_partition
+from archipelago.experiments.figures_data import write_partition
 from archipelago.experiments.runner import resume, run_experiment
 from archipelago.reports.build import ReportRequest, build_report
 from archipelago.runs.checkpoints import CheckpointWriter, checkpoints

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 class CallbackFailure(UserError):
     """A user's callback raised; says which one, in which round and why. The run can be resumed."""
 
+    kind = "users-code"
+
 
 class LiveRun:
     """A run that is under way, as callbacks see it. Its files are in `path`; `open_run(run.path)` reads them."""
@@ -116,6 +118,14 @@ class Callback:
     parameter: an object of its class's `Options` (a dataclass of `archipelago.core.settings.setting` fields), filled
     from the settings section called as the callback. Whatever a hook raises stops the run with a sentence; the run can
     be resumed. Hooks must not draw from global random states or change what they are given.
+
+    >>> class Rounds(Callback):
+    ...     def on_round(self, run, report):
+    ...         print(f"round {report.round} of {run.rounds}")
+    >>> from archipelago import run as experiment
+    >>> _ = experiment(method="fedavg", rounds=2, storage=folder, name="heard", callbacks=[Rounds()], **quick)
+    round 1 of 2
+    round 2 of 2
     """
 
     @classmethod
@@ -249,15 +259,19 @@ def make_with(maker: Callable[..., Any], what: str, **known: Any) -> Any:
     if missing:
         raise UserError(
             f"Expected {what} to need nothing but {', '.join(known)}, got one that needs {', '.join(missing)} too: "
-            "give the others defaults, for example in a subclass."
-        )
+            "give the others defaults, for example in a subclass.",
+            code="needs-arguments", missing=missing,
+        )  # fmt: skip
     try:
         return maker(**{each.name: known[each.name] for each in named if each.name in known})
     except UserError:
         raise
     except USERS as error:  # whatever the user's own code raises
         refuse_end(error)
-        raise UserError(f"{what[:1].upper()}{what[1:]} cannot be made: {cause_of(error)}.") from error
+        raise UserError(
+            f"{what[:1].upper()}{what[1:]} cannot be made: {cause_of(error)}.",
+            code="cannot-be-made", name=what,
+        ) from error  # fmt: skip
 
 
 def path_of(callback: type[Callback]) -> str:

@@ -48,13 +48,15 @@ class EarlyStopping(Callback):
         if not options.metric.startswith("validation_"):
             raise UserError(
                 f"Expected early_stopping.metric on validation data, got '{options.metric}': test data must not decide "
-                "when training ends; write it as in validation_micro_loss."
-            )
+                "when training ends; write it as in validation_micro_loss.",
+                code="test-data", setting="early_stopping.metric", given=options.metric,
+            )  # fmt: skip
         if config.partition.validation <= 0:
             raise UserError(
                 "Expected partition.validation > 0 for callbacks=[early_stopping], got 0: keep some training samples "
-                "aside, as in partition.validation=0.2."
-            )
+                "aside, as in partition.validation=0.2.",
+                code="needs-validation", setting="callbacks",
+            )  # fmt: skip
 
     def on_start(self, run: LiveRun) -> None:
         """Take in what an earlier process measured."""

@@ -39,8 +39,9 @@ def check_loggers(config: ExperimentSettings) -> None:
         if needs is not None and importlib.util.find_spec(needs) is None:
             raise UserError(
                 f"Expected the package {needs} for loggers=[{name}], got an environment without it: install it with "
-                f"`pip install archipelago-fl[{name}]`, or leave the logger out."
-            )
+                f"`pip install archipelago-fl[{name}]`, or leave the logger out.",
+                code="needs-package", package=needs,
+            )  # fmt: skip
 
 
 def logger_names(config: ExperimentSettings) -> list[str]:

@@ -68,8 +68,9 @@ def chosen_instructions() -> tuple[str, bool]:
     if asked not in ("", *INSTRUCTIONS) or extra not in ("", "sanitize"):
         raise UserError(
             f"Expected ARCHIPELAGO_KERNELS to be one of {', '.join(INSTRUCTIONS)}, got '{asked}': unset it to let "
-            "the processor decide."
-        )
+            "the processor decide.",
+            code="unknown-choice", setting="ARCHIPELAGO_KERNELS", given=asked,
+        )  # fmt: skip
     has = processor_flags()
     able = [name for name in INSTRUCTIONS if NEEDED[name] <= has]
     if not able:

@@ -58,8 +58,9 @@ class Chunks:
             raise UserError(
                 f"Expected {size} clients at a time to fit the device under determinism=exact, and they do "
                 f"not: set local.chunk={(size + 1) // 2}, the same for all runs that are compared, or "
-                "determinism=seeded."
-            ) from None
+                "determinism=seeded.",
+                code="too-little-memory", setting="local.chunk", given=size,
+            ) from None  # fmt: skip
 
     def _halve(self, size: int) -> None:
         self.most = (size + 1) // 2
