@@ -235,19 +235,20 @@ def _unanswered(calls: Mapping[Any, Any]) -> list[Any]:
 
 def vital(member: Member) -> Vital:
     """How the process of a member is, as a task on its node sees it."""
-    return _on_node(look_at, member, Vital("unknown"))
+    return on_node(look_at, member, Vital("unknown"))
 
 
 def end(member: Member) -> None:
     """End an actor whatever it does: Ray asks its process, which a stopped one does not hear."""
     import ray
 
-    _on_node(kill, member, None)
+    on_node(kill, member, None)
     with contextlib.suppress(Exception):  # gone already
         ray.kill(member.actor)
 
 
-def _on_node(function: Callable[[int], Any], member: Member, otherwise: Any) -> Any:
+def on_node(function: Callable[[int], Any], member: Member, otherwise: Any) -> Any:
+    """What a function of a process id returns on the node of a member; `otherwise` if that does not answer."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

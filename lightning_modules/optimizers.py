@@ -78,8 +78,11 @@ def make_optimizer(local: LocalSettings, parameters: Iterable[nn.Parameter]) -> 
     """The optimizer that `local.*` describes."""
     kind = OPTIMIZERS.find(local.optimizer)
     arguments: Any = arguments_of(local, kind)
+    trained = list(parameters)
+    if not trained:  # no fault of the optimizer, which would be blamed for it
+        raise ValueError("the network has no parameters to train")
     try:
-        return kind(parameters, **arguments)
+        return kind(trained, **arguments)
     except Exception as error:  # whatever torch or the user's own class says of its arguments
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         shown = ", ".join(f"{name}={value}" for name, value in arguments.items())

@@ -2,9 +2,9 @@
 
 A lease is a small JSON object beside the files: who holds it, and until when. Its holder renews it in the background;
 others may take it once it has expired, or at once if its holder was a process of this machine that is gone. Where
-nobody has one it is created, which files and stores that fsspec opens grant to one process alone. Stores that are
-reached through pyarrow have no such conditional put, and a lease that has expired is replaced: then whoever takes it
-writes it, waits for a moment, and reads back whether it is still its own (DECISIONS.md, C3).
+nobody has one it is created, which files, S3 and stores that fsspec opens grant to one process alone; on S3 it is
+replaced only as long as it is the one that was read (`conditional.py`). For stores without conditions, whoever takes
+it writes it, waits for a moment, and reads back whether it is still its own (DECISIONS.md, C3).
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from typing import Any
 import psutil
 
 from archipelago.core.errors import UserError
-from archipelago.runs.storage import LEASE, create_text, join, read_text, remove_file, write_text
+from archipelago.runs.conditional import create_text, replace_text, version_of
+from archipelago.runs.storage import LEASE, join, read_text, remove_file, write_text
 
 SECONDS = 60.0  # how long a lease is good for; clocks of nodes must agree to a fraction of it
 RENEWAL = 15.0  # how often it is renewed
+TRIES = 50  # that others may be faster
 SETTLE = 1.0  # between writing one and reading back whether somebody else wrote one in the same moment
 
 
@@ -40,6 +42,7 @@ class Lease:
         self._address, self._object = address, join(address, LEASE)
         self._id = uuid.uuid4().hex
         self._until = 0.0
+        self._version = ""  # of what was read last
         self._taken_by: str | None = None
         self._mutex = threading.Lock()
         self._stop = threading.Event()
@@ -78,10 +81,12 @@ class Lease:
             if self._stop.is_set():
                 return
             found = self._read()
-            if found is None or (self._is_ours(found) and time.time() > self._until):
-                found = self._write_and_settle()  # others may be taking it in this moment
-            elif self._is_ours(found):
-                self._write()
+            if found is None or self._is_ours(found):
+                began, late = time.monotonic(), found is None or time.time() > self._until
+                if not self._put(found):
+                    found = self._read()  # taken between our look and our write
+                elif late:
+                    found = self._settled(began)  # others may be taking it in this moment
             if not self._is_ours(found):
                 self._taken_by = _who(found or {})
             self.check()
@@ -94,14 +99,16 @@ class Lease:
 
     def _acquire(self, wait: float) -> None:
         deadline = time.monotonic() + wait
-        said = False
+        said, tries = False, 0
         while True:
             found = self._read()
             if found is None or self._is_ours(found) or not _is_alive(found):
-                if found is None and self._created() is False:
-                    continue  # somebody else was faster
-                if self._is_ours(self._write_and_settle()):
+                began = time.monotonic()
+                if self._put(found) and self._is_ours(self._settled(began)):
                     return
+                tries += 1  # somebody else was faster
+                if tries > TRIES:
+                    raise OSError(f"{LEASE} cannot be written, though nobody holds it")
                 continue
             left = max(float(found["expires"]) - time.time(), 1.0)
             if time.monotonic() > deadline:
@@ -117,26 +124,26 @@ class Lease:
                 said = True
             time.sleep(min(left, 1.0))
 
-    def _write_and_settle(self) -> dict[str, Any] | None:
-        """What is there a moment after this process wrote its own."""
-        began = time.monotonic()
-        self._write()
+    def _settled(self, began: float) -> dict[str, Any] | None:
+        """What is there a moment after this process wrote its own, which it began to do then."""
         # Somebody may have taken it between our look and a slow write: it gets the time to see ours, and to stop.
         slow = time.monotonic() - began > SETTLE
         time.sleep(RENEWAL + SETTLE if slow else SETTLE)
         return self._read()
 
-    def _created(self) -> bool | None:
-        """Whether this process's was the first; None where the store cannot say."""
+    def _put(self, found: dict[str, Any] | None) -> bool:
+        """Write ours in place of what was read; False if that is not there any more, where the store can say so."""
         until, text = self._content()
-        created = create_text(self._object, text)
-        self._until = until if created else self._until
-        return created
-
-    def _write(self) -> None:
-        until, text = self._content()
-        write_text(self._object, text)
-        self._until = until
+        put = (
+            create_text(self._object, text)
+            if found is None
+            else replace_text(self._object, text, self._version)
+        )
+        if put is None:
+            write_text(self._object, text)
+        if put is not False:
+            self._until = until
+        return put is not False
 
     def _content(self) -> tuple[float, str]:
         until = time.time() + SECONDS
@@ -145,6 +152,7 @@ class Lease:
     def _read(self) -> dict[str, Any] | None:
         """What is there: None for nothing, and {} for what cannot be read, which is nobody's."""
         try:
+            self._version = version_of(self._object)
             text = read_text(self._object)
         except UserError as error:  # a store out of reach is no mistake of somebody whose run is under way
             raise OSError(str(error)) from error

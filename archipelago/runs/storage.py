@@ -17,7 +17,6 @@ import re
 import shutil
 import stat
 import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,49 +131,9 @@ def write_text(address: str, text: str) -> None:
         write_whole(Path(address), text, durable=False)
         return
     system, path = filesystem(address)
-    _make_parent(system, path)
+    make_parent(system, path)
     with system.open_output_stream(path) as file:
         file.write(text.encode())
-
-
-def create_text(address: str, text: str) -> bool | None:
-    """Put a whole file there unless one is there already; whether that was done. None: this store cannot say.
-
-    pyarrow's stores have no conditional put. Files have: a hard link is made by one process alone.
-    """
-    if not is_address(address):
-        return _create_file(Path(address), text)
-    system, path = filesystem(address)
-    if system.type_name == "local":
-        return _create_file(Path(path), text)
-    other = getattr(getattr(system, "handler", None), "fs", None)  # fsspec's, behind pyarrow
-    if other is None:
-        return None
-    _make_parent(system, path)
-    try:
-        other.pipe_file(path, text.encode(), mode="create")
-    except FileExistsError:
-        return False
-    except (TypeError, ValueError, NotImplementedError):  # one from before there were modes
-        return None
-    return True
-
-
-def _create_file(path: Path, text: str) -> bool | None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    begun = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    try:
-        begun.write_text(text)
-        os.link(begun, path)
-    except FileExistsError:
-        return False
-    except (
-        OSError
-    ):  # a file system without links, or one that cannot be written, which whoever writes next will say
-        return None
-    finally:
-        begun.unlink(missing_ok=True)
-    return True
 
 
 def read_text(address: str) -> str | None:
@@ -213,7 +172,8 @@ def remove_file(address: str) -> None:
         system.delete_file(path)
 
 
-def _make_parent(system: Any, path: str) -> None:
+def make_parent(system: Any, path: str) -> None:
+    """Make the folder that a file of a store lies in, where stores have folders."""
     if system.type_name not in ("s3", "gcs", "abfs"):  # there, folders are only parts of names
         system.create_dir(posixpath.dirname(path), recursive=True)
 
@@ -298,7 +258,7 @@ class Mirror:
                 continue
             self._hold()
             target = posixpath.join(root, name)
-            _make_parent(system, target)
+            make_parent(system, target)
             with contextlib.suppress(FileNotFoundError), (self.folder / name).open("rb") as source:
                 with system.open_output_stream(target) as sink:
                     shutil.copyfileobj(source, sink)
@@ -359,6 +319,7 @@ def writable(address: str, wait: float = 0.0) -> Iterator[tuple[Path, Mirror | N
     from archipelago.runs.lease import Lease
     from archipelago.runs.lock import FolderLock
 
+    refuse_bad_address(address)
     folder = working_copy(address)
     folder.parent.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -398,6 +359,7 @@ def reading(address: str | Path) -> Iterator[Path]:
     if not is_address(address):
         yield Path(address).expanduser()
         return
+    refuse_bad_address(str(address))
     with scratch(address) as folder:  # called like the original: titles of reports are names of folders
         if not Mirror(folder, str(address)).fetch():
             sentence = f"There is nothing at '{address}': expected a run or a sweep."

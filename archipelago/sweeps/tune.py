@@ -27,6 +27,7 @@ from archipelago.sweeps.config import Trial
 from archipelago.sweeps.directory import SweepDirectory
 from archipelago.sweeps.resources import Reservation, at_a_time, reservation_for
 from archipelago.sweeps.shared_prefix import in_order, prefix_of, shared_prefixes
+from archipelago.sweeps.trial_watch import watched
 from archipelago.sweeps.view import SweepView
 
 _PENDING = "TUNE_MAX_PENDING_TRIALS_PG"
@@ -99,7 +100,7 @@ class TuneSweep:
         candidates = trials if sweep.scheduler.replays else open_trials
         with _environment(environment), self._tune_folder() as (folder, system):
             tuner = self._tuner(config, candidates, study, reserved, folder, system)
-            with _signals():
+            with _signals(), watched(self.label, config.fleet.patience, self.view.note):
                 tuner.fit()
         if self._refused:
             raise UserError(self._refused, code=PLUGIN)

@@ -14,6 +14,7 @@ from archipelago.experiments.config import config_from_yaml
 from archipelago.experiments.plan import run_title
 from archipelago.runs.storage import sibling
 from archipelago.sweeps.trial import FAILED, TrialRun
+from archipelago.sweeps.trial_watch import announce
 
 
 def _return_to_working_directory() -> None:
@@ -45,6 +46,7 @@ class TuneTrial(tune.Trainable):
     def _prepare(self, config: dict[str, Any]) -> None:
         _return_to_working_directory()
         config = config["payload"]
+        announce(config["label"], str(self.trial_name))
         given = {key: value for key, value in config.items() if key not in ("trial", "address", "bundles")}
         # In a population a config may be another trial's; the name is this one's own.
         self._trial_run = TrialRun(sibling(config["address"], str(self.trial_name)), **given)

@@ -1,10 +1,12 @@
 """A stand-in for S3 on this machine: the part of its HTTP interface that pyarrow's client uses, kept in memory.
 
-Path-style addresses, no signatures checked. Objects appear atomically, as in S3.
+Path-style addresses, no signatures checked. Objects appear atomically, as in S3, which puts them under a condition if
+asked (`If-None-Match: *`, `If-Match`); `conditions=False` is a store from before there were any, which ignores them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
 import urllib.parse
@@ -23,6 +25,8 @@ class _Handler(BaseHTTPRequestHandler):
     objects: dict[str, bytes]
     uploads: dict[str, dict[int, bytes]]
     numbers: Iterator[int]
+    conditions: bool
+    one_at_a_time: threading.Lock
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Nothing is logged."""
@@ -64,8 +68,9 @@ class _Handler(BaseHTTPRequestHandler):
         key, _ = self._asked()
         if key in self.objects:
             self._answer(
-                200, size=len(self.objects[key]), ETag='"x"', Last_Modified="Mon, 01 Jan 2024 00:00:00 GMT"
-            )
+                200, size=len(self.objects[key]), ETag=_tag(self.objects[key]),
+                Last_Modified="Mon, 01 Jan 2024 00:00:00 GMT",
+            )  # fmt: skip
         elif "/" not in key.rstrip("/"):
             self._answer(200)
         else:
@@ -83,9 +88,9 @@ class _Handler(BaseHTTPRequestHandler):
                 first, _, last = wanted.removeprefix("bytes=").partition("-")
                 part = body[int(first) : int(last) + 1 if last else None]
                 whole = f"bytes {first}-{int(first) + len(part) - 1}/{len(body)}"
-                self._answer(206, part, ETag='"x"', Content_Range=whole)
+                self._answer(206, part, ETag=_tag(body), Content_Range=whole)
             else:
-                self._answer(200, body, ETag='"x"')
+                self._answer(200, body, ETag=_tag(body))
 
     def _listing(self, bucket: str, query: dict[str, str]) -> str:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
@@ -117,9 +122,24 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body()
         if "uploadId" in query:
             self.uploads[query["uploadId"]][int(query["partNumber"])] = body
-        else:
-            self.objects[key] = body
-        self._answer(200, ETag='"x"')
+            self._answer(200, ETag='"x"')
+            return
+        with self.one_at_a_time:
+            refused = self._refused(key)
+            if not refused:
+                self.objects[key] = body
+        self._answer(refused or 200, ETag=_tag(body))
+
+    def _refused(self, key: str) -> int:
+        """What a condition on the object that is there is answered with; 0 if it holds."""
+        if not self.conditions:
+            return 0
+        wanted, there = self.headers.get("If-Match"), self.objects.get(key)
+        if self.headers.get("If-None-Match") == "*" and there is not None:
+            return 412
+        if wanted and there is None:
+            return 404
+        return 412 if wanted and there is not None and wanted != _tag(there) else 0
 
     def do_POST(self) -> None:
         key, query = self._asked()
@@ -148,6 +168,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(204)
 
 
+def _tag(body: bytes) -> str:
+    return f'"{hashlib.md5(body).hexdigest()}"'
+
+
 def _unsigned(body: bytes) -> bytes:
     """The content of a body in AWS's own chunks: a size in hex and extensions, a line each, then the bytes."""
     found = b""
@@ -161,10 +185,11 @@ def _unsigned(body: bytes) -> bytes:
 
 
 @contextmanager
-def s3_server() -> Iterator[tuple[str, dict[str, bytes]]]:
+def s3_server(*, conditions: bool = True) -> Iterator[tuple[str, dict[str, bytes]]]:
     """(address of a bucket, its objects by bucket/key); pyarrow finds the server through the environment."""
     objects: dict[str, bytes] = {}
-    kind = type("Handler", (_Handler,), {"objects": objects, "uploads": {}, "numbers": itertools.count()})
+    state = {"objects": objects, "uploads": {}, "numbers": itertools.count(), "conditions": conditions}
+    kind = type("Handler", (_Handler,), {**state, "one_at_a_time": threading.Lock()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

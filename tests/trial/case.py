@@ -73,8 +73,11 @@ class Case:
         return faults
 
 
-# What a command may leave in the user's home: caches, and which runs were made here.
-_ELSEWHERE = ("home/.cache", "home/.local", "home/.config", "home/.triton")
+# What a command may leave in the user's home: caches, also those that libraries make when they are imported, and which
+# runs were made here.
+_ELSEWHERE = (
+    "home/.cache", "home/.local", "home/.config", "home/.triton", "home/.medmnist", "tmp/torchinductor_",
+)  # fmt: skip
 
 
 def _elsewhere(warm: Warm) -> dict[str, str]:
