@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 import json
 import re
 from pathlib import Path
@@ -19,6 +20,7 @@ from archipelago.experiments.config_files import config_names, find_config
 from archipelago.reports.published import deviations, find_table, published_for, rows_of
 from archipelago.runs.sweeps import read_rows
 from archipelago.strategies import METHODS, parse_method
+from archipelago.strategies.cam import CAMOptions
 from archipelago.sweeps.config import Sweep, load_sweep
 from tests.support import trial_digests
 
@@ -119,6 +121,39 @@ def test_a_file_opens_with_command_source_cost_and_score(name: str) -> None:
         rows = rows_of(find_table(table))
         printed = {each.mean for each in rows} | {each.std for each in rows}
         assert {float(number) for number in re.findall(r"\d+\.\d+", expected)} <= printed
+
+
+def test_the_demonstration_shows_methods_at_their_defaults() -> None:
+    """A pin of one warm-up once made it print other numbers than its page states."""
+    sweep = sweep_of(DEMONSTRATION.stem)
+    cams = [trial.config.cam for trial in sweep.trials() if "cam" in trial.config.method]
+    assert cams and all(cam == CAMOptions() for cam in cams)
+
+
+def test_the_demonstration_states_the_numbers_of_its_page() -> None:
+    """What its file expects are means, or gains of FeSEM+CAM over FeSEM, of the tables in `docs/first-steps.md`."""
+    page = (
+        (FOLDER.parent / "docs/first-steps.md")
+        .read_text(encoding="utf-8")
+        .split("## What `make run` shows")[1]
+    )
+    cells = r"^(FedAvg|IFCA|FeSEM|FeSEM\+CAM) .*?(\d+\.\d+) ± .*?(\d+\.\d+) ± "
+    rows = [(name, float(acc), float(f1)) for name, acc, f1 in re.findall(cells, page, re.M)]
+    assert len(rows) == 8
+    means = [value for _, *both in rows for value in both]
+    gains = [
+        new - old
+        for (base, *before), (more, *after) in itertools.pairwise(rows)
+        if more == f"{base}+CAM"
+        for old, new in zip(before, after, strict=True)
+    ]
+    assert len(gains) == 4
+    expected = header_of(DEMONSTRATION.stem).split("# Expected:")[1]
+    stated = re.findall(r"[+-]?\d+\.\d+", expected)
+    assert len(stated) >= 4
+    for number in stated:
+        shown = gains if number[0] in "+-" else means
+        assert min(abs(float(number) - value) for value in shown) < 0.051, number  # one decimal of two
 
 
 @pytest.mark.parametrize("name", ["demo", "comparison", "tuning"])
