@@ -56,6 +56,7 @@ NO_LIMIT = (
 # What only some benchmarks can be asked for.
 OPTIONS = {
     "workload_w": ("ragged",),
+    "visits": ("clients",),
     "gpu": ("counts", "engines", "gpu"),
     "host": ("engines",),
     "chaos": ("minutes", "seed"),
@@ -158,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--plugins", nargs="+", metavar="MODULE", help="behaviour: modules with methods of your own"
     )
+    parser.add_argument("--clients", type=_count, help="visits: of the federation (default: 2,000)")
     parser.add_argument("--minutes", type=float, help="chaos: of faults (default: 3)")
     parser.add_argument("--seed", type=int, help="chaos: of the faults (default: 0)")
     parser.add_argument("--out", type=Path, help="behaviour: folder of the page (default: results/)")
