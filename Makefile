@@ -14,7 +14,7 @@ help:  ## List these targets
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (a few minutes the first time) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 run: $(READY)  ## Run the demonstration: four methods on two problems, three seeds, ends in tables and a report
@@ -54,7 +54,7 @@ bench: $(READY)  ## Speed and size, as ratios in one run
 # The site needs packages that nothing else does: they come with its first build.
 docs: $(READY)  ## Build the documentation site into site/, strictly
 	@$(PY) -c 'import material, mkdocstrings' 2>/dev/null || \
-		$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),docs]'
+		$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),docs]'
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(VENV)/bin/mkdocs build --strict  # not --quiet: it would not count warnings
 
 picture: $(READY)  ## Make the picture of a report that README shows, of the last run (needs chromium)
