@@ -19,8 +19,17 @@ from archipelago.strategies.clustering import (
     finds_number,
     match_labels,
 )
-from archipelago.strategies.descriptors import PARTS, UPDATES, check_features, described, updates
-from archipelago.strategies.distances import DISTANCES, Features, pairwise
+from archipelago.strategies.clustering_rules import mean_distances
+from archipelago.strategies.descriptors import (
+    PARTS,
+    UPDATES,
+    check_features,
+    described,
+    described_unlabelled,
+    reads_labels,
+    updates,
+)
+from archipelago.strategies.distances import DISTANCES, Features, between, pairwise
 from archipelago.strategies.expectations import Known
 from archipelago.strategies.interface import FleetView, Handle
 from archipelago.strategies.references import Indices, Models
@@ -134,6 +143,17 @@ class ByParameters(ClusteredModels):
             return None
         seen = ids[~np.isnan(self.points[ids]).any(axis=1)]
         return seen, pairwise(self.points[seen], getattr(self.options, "distance", "euclidean"))
+
+    def adopt_unlabelled(self, fleet: FleetView) -> Indices:
+        """By the descriptor that clients are clustered by, where it needs no labels: the cluster nearest on average."""
+        assert self.assignment is not None
+        if self.points is None or reads_labels(self.options.features):
+            return super().adopt_unlabelled(fleet)
+        members = np.flatnonzero(~np.isnan(self.points).any(axis=1) & (self.assignment != UNASSIGNED))
+        clusters, labels = np.unique(self.assignment[members], return_inverse=True)
+        found = described_unlabelled(fleet, self.options.features, fleet.initial(1)[0])
+        away = between(found, self.points[members], getattr(self.options, "distance", "euclidean"))
+        return np.asarray(clusters[mean_distances(away, labels).argmin(axis=1)], np.int64)
 
     def settle(self, fleet: FleetView, theta: Handle, c: Indices) -> Indices:
         """K-means on the newest known point of every client seen so far; absent clients keep theirs."""

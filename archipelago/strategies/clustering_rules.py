@@ -80,11 +80,39 @@ def hdbscan(task: ClusteringTask) -> Indices:
         return np.zeros(len(away), np.int64)
     with _alone():
         model = HDBSCAN(
-            min_cluster_size=options.min_size, min_samples=options.samples, metric="precomputed", n_jobs=1,
-            cluster_selection_epsilon=options.epsilon, copy=True,
+            min_cluster_size=options.min_size, min_samples=options.samples, metric="precomputed", n_jobs=1, copy=True
         )  # fmt: skip
         labels = model.fit(away).labels_.astype(np.int64)
+    if options.epsilon and labels.max() > 0:
+        labels = rejoined(labels, reachable(away, options.samples), options.epsilon)
     return at_most(task.clusters, with_noise(labels, away), away)
+
+
+def reachable(away: Points, samples: int) -> Points:
+    """Mutual reachability: the distance of two points, or how far either has to go for `samples` of them, itself one.
+
+    >>> reachable(np.array([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]]), 2).tolist()
+    [[1.0, 1.0, 5.0], [1.0, 1.0, 4.0], [5.0, 4.0, 4.0]]
+    """
+    core = np.sort(away, axis=1)[:, samples - 1]
+    return np.maximum(away, np.maximum.outer(core, core))
+
+
+def rejoined(labels: Indices, reach: Points, epsilon: float) -> Indices:
+    """Labels in which clusters that parted at a distance of at most `epsilon` are one; noise (-1) stays noise.
+
+    scikit-learn's own option for it (`cluster_selection_epsilon`) fails with NumPy 2.4.
+
+    >>> reach = np.abs(np.subtract.outer([0.0, 1.0, 3.0, 9.0], [0.0, 1.0, 3.0, 9.0]))
+    >>> rejoined(np.array([0, 0, 1, 2]), reach, 2.0).tolist(), rejoined(np.array([0, -1, 1, 2]), reach, 2.0).tolist()
+    ([0, 0, 0, 1], [0, -1, 1, 2])
+    """
+    count = int(labels.max()) + 1
+    apart = np.array(
+        [[reach[np.ix_(labels == i, labels == j)].min() for j in range(count)] for i in range(count)]
+    )
+    np.fill_diagonal(apart, 0.0)
+    return np.where(labels < 0, -1, merged(apart, "single", cut=epsilon)[labels])
 
 
 @dataclass

@@ -54,6 +54,11 @@ def check_features(features: str) -> None:
         DESCRIPTORS.find(features)
 
 
+def reads_labels(features: str) -> bool:
+    """Whether clients need labels to be known by this: all parts of trained models do, a descriptor says so."""
+    return features in FEATURES or bool(DESCRIPTORS.entry(features).capabilities.get("labels", True))
+
+
 def updates(theta: Handle, received: Models, c: Indices, parameters: int) -> npt.NDArray[np.float32]:
     """(n, parameters): what each client's training added to the model of its cluster c."""
     return theta.gather(np.arange(parameters)) - received.values[c, :parameters]
@@ -64,3 +69,14 @@ def described(fleet: FleetView, name: str, model: Reference) -> npt.NDArray[np.f
     return np.stack(fleet.describe(DESCRIPTORS.find(name), stage="descriptors", model=model)).astype(
         np.float64
     )
+
+
+def described_unlabelled(fleet: FleetView, name: str, model: Reference) -> npt.NDArray[np.float64]:
+    """(n, d): the same of clients whose labels nobody may see."""
+    found = fleet.describe(without_labels, stage="adopting new clients", model=model, name=name)
+    return np.stack(found).astype(np.float64)
+
+
+def without_labels(client: ClientView, model: Vector, name: str) -> npt.NDArray[np.floating[Any]]:
+    """What a descriptor says of a client by its samples alone."""
+    return DESCRIPTORS.find(name)(client.unlabelled(), model)

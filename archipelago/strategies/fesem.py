@@ -34,6 +34,10 @@ Centres of K-means
 Clients unlike all others, of few samples or few steps
     here    K-means spends a cluster on one client of one class, or on those whose models have hardly moved
     option  method=wecfl (weighs by size), method=robust
+New clients without labels
+    here    by the entropy of predictions; where clients are known by a descriptor that reads no labels, the cluster
+            whose members are nearest to theirs on average
+    option  adoption=entropy
 Absent clients
     paper   all take part
     code    their last point

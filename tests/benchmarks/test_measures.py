@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import frames, machine, memory, partition, report, scale, start
-from benchmarks.__main__ import NAMES, _result_of, main
+from benchmarks.__main__ import NAMES, NO_LIMIT, _result_of, main
 from benchmarks.tables import shown, spread, table, verdict
 from tests.support.partitions import built_in_partitions
 
@@ -228,12 +228,7 @@ def test_every_benchmark_runs_in_miniature(tmp_path):
     assert set(found) == set(NAMES)
     for each in found.values():
         assert {"benchmark", "machine", "result"} == set(each)
-        if each["benchmark"] not in (
-            "claims",
-            "collapse",
-            "aliasing",
-            "mixtures",
-        ):  # these have no limit to keep
+        if each["benchmark"] not in NO_LIMIT:
             assert isinstance(each["result"]["kept"], bool)
     assert found["workload_w"]["result"]["variants"]["momentum kept"]["largest_difference"] < 1e-5
     assert done.stdout.count("limit") >= 4

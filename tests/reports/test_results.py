@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -14,7 +17,7 @@ from archipelago.reports.repeats import mean, std
 from archipelago.reports.significance import paired_difference
 from archipelago.reports.summary import figures_of
 from archipelago.runs.files import RunFiles
-from benchmarks import cam_study, clustered
+from benchmarks import attacks, cam_study, clustered, kept, privacy
 
 RESULTS = Path(__file__).parents[2] / "results"
 KEPT = sorted(path.parent.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("table.csv"))
@@ -141,12 +144,23 @@ def test_the_best_composition_is_that_of_its_runs() -> None:
     assert chosen_by == sorted(chosen_by, reverse=True)
 
 
-def test_the_page_of_clustered_methods_has_the_tables_of_its_trials() -> None:
-    lines = (RESULTS / "clustered.jsonl").read_text().splitlines()
-    tables = clustered.report({"found": [json.loads(line) for line in lines]})
-    assert tables in (RESULTS / "clustered.md").read_text(), (
-        "paste what `python -m benchmarks clustered` prints"
-    )
-    asked = {trial.name: (trial.group, trial.seed) for trial in clustered.trials()}
-    for line in map(json.loads, lines):
-        assert asked[line["trial"]] == (line["group"], line["seed"])
+@pytest.mark.parametrize(
+    ("benchmark", "asked"),
+    [
+        (attacks, lambda: kept.trials("attacks-small")),
+        (clustered, clustered.trials),
+        (privacy, lambda: kept.trials("privacy-small")),
+    ],
+    ids=["attacks", "clustered", "privacy"],
+)
+def test_a_page_has_the_tables_of_the_trials_that_are_kept(
+    benchmark: ModuleType, asked: Callable[[], list[Any]]
+) -> None:
+    lines = [json.loads(line) for line in benchmark.KEPT.read_text().splitlines()]
+    command = f"python -m benchmarks {benchmark.__name__.rpartition('.')[2]}"
+    page = benchmark.KEPT.with_suffix(".md").read_text()
+    assert command in page and benchmark.report({"found": lines}) in page, f"paste what `{command}` prints"
+    known = {trial.name: (trial.group, trial.seed) for trial in asked()}
+    for line in lines:
+        assert known[line["trial"]] == (line["group"], line["seed"])
+    assert len({line["trial"] for line in lines}) == len(lines)

@@ -16,7 +16,7 @@ from archipelago.experiments.config import load_config
 from archipelago.experiments.new_clients import NewClient, adopt
 from archipelago.experiments.runner import run_experiment
 from archipelago.strategies import METHODS, fedem, fedrc, fedsoft
-from archipelago.strategies.adoption import AdoptionRule, entropies, sample_entropies
+from archipelago.strategies.adoption import AdoptionRule, entropies, sample_entropies, surest
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.references import Indices, Models
 from tests.support.experiments import checkpoint_of, config_of, outcome, plan_of, run, session_of
@@ -172,6 +172,33 @@ def test_flux_assigns_by_its_descriptors_and_not_by_entropy() -> None:
     assert method.K > 1 and np.array_equal(method.labels(fleet), method.adopt(fleet))
     method.clusters = Models(np.roll(method.clusters.values, 1, axis=0))  # other models, the same descriptors
     assert np.array_equal(method.labels(fleet), method.adopt(fleet))
+
+
+def test_adoption_without_labels_is_by_the_descriptor_that_clients_are_clustered_by() -> None:
+    described = (*MORE[1:], "method=fesem", "fesem.features=moments", "clusters=2", "adoption=entropy")
+    session = session_of(*described)
+    run(session, 2)
+    clusters, groups = of_new_clients(session)
+    method = session.server.method.base
+    members = session.server.population
+    own = method.assignment[members]
+    for c, group in zip(clusters, groups, strict=True):  # the cluster of its ground-truth group
+        assert c == np.bincount(own[session.server.setup.groups[members] == group]).argmax()
+    method.clusters = Models(np.roll(method.clusters.values, 1, axis=0))  # other models, the same descriptors
+    assert np.array_equal(of_new_clients(session)[0], clusters)
+    method.points = -method.points  # other descriptors of those who trained
+    assert not np.array_equal(of_new_clients(session)[0], clusters)
+    with_labels, with_others = without_labels("fesem", "fesem.features=moments", "clusters=2")
+    assert np.array_equal(with_labels, with_others)
+
+
+def test_adoption_by_a_descriptor_of_labels_or_by_models_is_by_entropy() -> None:
+    for features in ("label_shares", "classifier"):
+        session = session_of(*MORE[1:], "method=wecfl", f"wecfl.features={features}", "adoption=entropy")
+        run(session, 1)
+        method = session.server.method.base
+        fleet = session.server.fleet.select(session.server.held_out)
+        assert np.array_equal(method.labels(fleet), surest(method, fleet))
 
 
 def test_feddrift_new_clients_join_no_cluster_that_is_isolated() -> None:

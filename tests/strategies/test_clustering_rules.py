@@ -8,7 +8,13 @@ from archipelago.core.metrics import METRICS
 from archipelago.strategies import CLUSTERING
 from archipelago.strategies.base import Context
 from archipelago.strategies.clustering import ClusteringTask, clustered
-from archipelago.strategies.clustering_rules import AffinityOptions, AgglomerativeOptions, HDBSCANOptions
+from archipelago.strategies.clustering_rules import (
+    AffinityOptions,
+    AgglomerativeOptions,
+    DBSCANOptions,
+    HDBSCANOptions,
+    SpectralOptions,
+)
 from archipelago.strategies.distances import between, pairwise, principal_angles
 from tests.support.errors import refused
 from tests.support.experiments import config_of, run, session_of
@@ -95,6 +101,75 @@ def test_rules_that_find_the_number_stay_within_clusters(rule):
 def test_density_and_preference_decide_how_many_there_are():
     assert len(set(labels_of("hdbscan", THREE, 9, own=HDBSCANOptions(min_size=5)))) == 1  # all four are noise
     assert len(set(labels_of("affinity", THREE, 12, own=AffinityOptions(preference=-1e-9)))) == 12
+
+
+OF_DISTANCES = ("agglomerative", "hdbscan", "dbscan", "spectral", "affinity")  # rules that take any distance
+
+
+def rays(*rays_of_four):
+    """Four points near each (direction, length)."""
+    noise = np.random.default_rng(0)
+    return np.concatenate(
+        [length * (np.array(d) + 0.02 * noise.standard_normal((4, 2))) for d, length in rays_of_four]
+    )
+
+
+@pytest.mark.parametrize("rule", OF_DISTANCES)
+def test_rules_see_the_distance_that_is_chosen(rule):
+    """Long and short points of two directions: apart by length, or by direction; opposite ones are one subspace."""
+    crossed = rays(([1, 0], 1), ([1, 0], 8), ([0, 1], 1), ([0, 1], 8))
+    by_direction = [0] * 8 + [1] * 8
+    assert labels_of(rule, crossed, 2, distance="cosine") == by_direction
+    assert labels_of(rule, crossed, 2) != by_direction
+    line = rays(([1, 0], 1), ([-1, 0], 1), ([0, 1], 1))
+    assert labels_of(rule, line, 2, distance="principal_angles") == [0] * 8 + [1] * 4
+    assert labels_of(rule, line, 2, distance="cosine") != [0] * 8 + [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("rule", "clusters", "options"),
+    [
+        ("hdbscan", 9, [HDBSCANOptions(), HDBSCANOptions(min_size=2)]),
+        ("hdbscan", 9, [HDBSCANOptions(min_size=2), HDBSCANOptions(min_size=2, samples=3)]),
+        ("hdbscan", 9, [HDBSCANOptions(min_size=2), HDBSCANOptions(min_size=2, epsilon=5.0)]),
+        ("dbscan", 9, [DBSCANOptions(), DBSCANOptions(epsilon=0.6), DBSCANOptions(scale=0.2),
+                       DBSCANOptions(samples=4)]),
+        ("spectral", 4, [SpectralOptions(), SpectralOptions(scale=0.3), SpectralOptions(scale=20.0)]),
+        ("affinity", 9, [AffinityOptions(), AffinityOptions(damping=0.95), AffinityOptions(preference=-300.0)]),
+    ],
+)  # fmt: skip
+def test_every_option_of_a_rule_changes_its_clusters(rule, clusters, options):
+    points = np.array([0, 1, 2, 3.5, 10, 10.5, 14, 14.2, 14.4, 30])[:, None]
+    found = {tuple(labels_of(rule, points, clusters, own)) for own in options}
+    assert len(found) == len(options)
+
+
+def test_hdbscan_epsilon_by_hand():
+    # With pairs as clusters: {0, 1, 2, 3.5}, {10, 10.5} and {14, 14.2, 14.4, 30}; 3.6 apart, then 6.5.
+    points = np.array([0, 1, 2, 3.5, 10, 10.5, 14.1, 14.2, 14.4])[:, None]
+    for epsilon, expected in ((3.5, 3), (3.6, 2), (6.4, 2), (6.5, 1)):
+        found = labels_of("hdbscan", points, 9, HDBSCANOptions(min_size=2, epsilon=epsilon))
+        assert len(set(found)) == expected
+
+
+@pytest.mark.parametrize("rule", ["agglomerative", "hdbscan", "spectral", "affinity"])
+def test_features_and_distance_reach_the_numbers_of_a_method(rule):
+    common = ("method=fesem", f"fesem.clustering={rule}", "rounds=1", "local.steps=2", "partition=dirichlet",
+              "clusters=4", *(("hdbscan.min_size=2",) if rule == "hdbscan" else ()))  # fmt: skip
+    chosen = [
+        ("classifier",),
+        ("head",),
+        ("updates",),
+        ("label_shares",),
+        ("moments",),
+        ("updates", "cosine"),
+    ]
+    found = set()
+    for features, *distance in chosen:
+        more = [f"fesem.features={features}", *(f"fesem.distance={each}" for each in distance)]
+        (report,) = run(session_of(*common, *more), 1)
+        found.add((report.metrics["silhouette"], *report.assignment.tolist()))
+    assert len(found) == len(chosen)
 
 
 def test_directions_are_clustered_by_the_cosine():

@@ -84,7 +84,8 @@ def test_ground_truth_rotations_are_found(more):
     assert metrics["ari"] == 1.0 and metrics["silhouette"] > 0.2
 
 
-@pytest.mark.parametrize("change", ["fedgroup.mixing=0.1", "fedgroup.alpha=1", "fedgroup.measure=madc"])
+@pytest.mark.parametrize("change", ["fedgroup.mixing=0.1", "fedgroup.alpha=1", "fedgroup.measure=madc",
+                                    "fedgroup.clustering=affinity"])  # fmt: skip
 def test_options_reach_the_numbers(change):
     setting = ("method=fedgroup", "partition=dirichlet", "partition.alpha=0.5", "clusters=3", "data.rotations=1",
                "clients=10")  # fmt: skip

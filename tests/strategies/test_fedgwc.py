@@ -1,5 +1,7 @@
 """FedGWC: a round by hand, its identities, every option, and groups whose losses differ."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
@@ -140,7 +142,7 @@ def test_every_option_changes_the_numbers():
     plain = {"sample": 2, "eps": 0.5}
     for name, options in {
         "plain": {}, "sample": {"sample": 3}, "draws": {"draws": 5}, "alpha": {"alpha": 0.5}, "eps": {"eps": 1e-9},
-        "beta": {"beta": 40.0}, "min_size": {"min_size": 5},
+        "beta": {"beta": 40.0}, "min_size": {"min_size": 5}, "parts": {"parts": 2},
         "clustering": {"clustering": "agglomerative"},
     }.items():  # fmt: skip
         targets = np.random.default_rng(3).normal(0.0, 2.0, 16)
@@ -151,6 +153,7 @@ def test_every_option_changes_the_numbers():
         found[name] = (method.base.W.tobytes(), method.base.assignment.tobytes())
     same = [name for name, each in found.items() if name != "plain" and each == found["plain"]]
     assert same == []
+    assert set(found) == {"plain", *(each.name for each in fields(FedGWCOptions))}
 
 
 def test_clients_that_never_took_part_are_in_no_cluster_and_join_by_loss():

@@ -111,7 +111,7 @@ def test_descriptors_cost_what_they_hold():
 
 
 @pytest.mark.parametrize("change", ["flux.before=0", "flux.length=2", "flux.labels=false", "flux.scale=0.3",
-                                    "flux.distance=cosine"])  # fmt: skip
+                                    "flux.distance=cosine", "flux.clustering=hdbscan"])  # fmt: skip
 def test_options_reach_the_numbers(change):
     setting = (
         "method=flux",

@@ -1,5 +1,8 @@
 """FL+HC, FedClust and PACFL: by hand, by their identities, on ground-truth groups, and for new clients."""
 
+from dataclasses import fields
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -125,14 +128,39 @@ def test_pacfl_needs_labels_to_tell_swapped_ones():
     assert plain < 0.5 and by_class == 1.0
 
 
-@pytest.mark.parametrize("change", ["pacfl.vectors=1", "pacfl.measure=sum", "pacfl.cut=40", "flhc.before=0",
-                                    "flhc.distance=cosine", "fedclust.features=parameters",
-                                    "fedclust.linkage=single"])  # fmt: skip
+CHANGES = (
+    "pacfl.vectors=1", "pacfl.measure=sum", "pacfl.cut=40", "pacfl.linkage=complete", "pacfl.clustering=affinity",
+    "flhc.before=0", "flhc.distance=cosine", "flhc.linkage=single", "flhc.cut=0.2", "flhc.clustering=affinity",
+    "fedclust.features=parameters", "fedclust.linkage=single", "fedclust.distance=cosine", "fedclust.cut=0.1",
+    "fedclust.clustering=affinity",
+)  # fmt: skip
+DIVIDED = (
+    "partition=dirichlet",
+    "partition.alpha=0.5",
+    "clusters=3",
+    "rounds=4",
+    "clients=10",
+    "local.steps=2",
+)
+
+
+@cache
+def undisturbed(method):
+    return digest(run(session_of(f"method={method}", *DIVIDED), 4))
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_options_reach_the_numbers(change):
-    setting = (f"method={change.partition('.')[0]}", "partition=dirichlet", "partition.alpha=0.5", "clusters=3",
-               "rounds=4", "clients=10")  # fmt: skip
-    plain, other = session_of(*setting), session_of(*setting, change)
-    assert digest(run(plain, 4)) != digest(run(other, 4))
+    method = change.partition(".")[0]
+    assert digest(run(session_of(f"method={method}", *DIVIDED, change), 4)) != undisturbed(method)
+
+
+@pytest.mark.parametrize("options", [FLHCOptions, FedClustOptions, PACFLOptions])
+def test_every_option_is_among_the_changes(options):
+    named = {change.partition("=")[0].partition(".")[2] for change in CHANGES
+             if change.startswith(options.__name__.removesuffix("Options").lower())}  # fmt: skip
+    apart = {"by_class"} & {each.name for each in fields(options)}  # has a test of its own
+    assert named | apart == {each.name for each in fields(options)}
 
 
 @pytest.mark.parametrize("method", METHODS)
