@@ -47,7 +47,7 @@ def part_metrics(
     clients, `fresh` is a norm, `measured` are the metrics that are asked of a part alone."""
     names = prediction.names or []
     parts = {f"part{at}": model for at, model in enumerate(prediction.models)}
-    described = fleet.describe(_described, stage="parts", **parts)
+    described = fleet.describe(_described, stage="parts", left=_left_out(fleet, prediction), **parts)
     table = np.array(described, np.float64).reshape(len(fleet.ids), len(parts), 2)
     trains = np.isin(fleet.ids, population)
     whole = np.nansum(table[trains, :, 1])
@@ -71,6 +71,14 @@ def part_metrics(
     return found
 
 
+def _left_out(fleet: Fleet, prediction: Prediction) -> dict[int, list[int]]:
+    """By client: the parts that it still has and predicts without."""
+    if prediction.weights is None:
+        return {}
+    rows = zip(fleet.ids.tolist(), prediction.weights, strict=True)
+    return {i: np.flatnonzero(row == 0).tolist() for i, row in rows if (row == 0).any()}
+
+
 def _alone(prediction: Prediction, at: int, holds: npt.NDArray[np.bool_]) -> Prediction:
     """One part for the clients that have it; the others, who must predict with something, keep all of theirs."""
     if holds.all():
@@ -89,18 +97,21 @@ def norm_of(model: npt.NDArray[Any]) -> float:
     return float(np.sqrt(np.add.reduce(np.square(np.asarray(model, np.float64)))))
 
 
-def _described(client: ClientView, **parts: Any) -> list[float]:
+def _described(client: ClientView, left: dict[int, list[int]], **parts: Any) -> list[float]:
     """Of each part in turn: its norm (NaN where the client has none), and its covariance with the summed logits.
+
+    `left` are parts that a client does not predict with.
 
     Logits are compared among the classes of a sample: what is added to all of them changes no prediction.
     """
     test = client.unlabelled("test")
     outputs: list[npt.NDArray[np.float64] | None] = []
-    for name in sorted(parts, key=lambda name: int(name.removeprefix("part"))):
-        if parts[name] is None or not test.size:
+    without = left.get(client.id, [])
+    for at in range(len(parts)):
+        if parts[f"part{at}"] is None or at in without or not test.size:
             outputs.append(None)
             continue
-        logits = np.asarray(test.outputs(parts[name]), np.float64)
+        logits = np.asarray(test.outputs(parts[f"part{at}"]), np.float64)
         logits = logits.reshape(len(logits), -1)
         outputs.append(logits - logits.mean(axis=1, keepdims=True) if logits.shape[1] > 1 else logits)
     whole = sum(each for each in outputs if each is not None)

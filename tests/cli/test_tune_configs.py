@@ -19,6 +19,7 @@ from archipelago.experiments.config_files import config_names, find_config
 from archipelago.reports.published import deviations, find_table, published_for, rows_of
 from archipelago.runs.sweeps import read_rows
 from archipelago.strategies import METHODS, parse_method
+from archipelago.strategies.cam import CAMOptions
 from archipelago.sweeps.config import Sweep, load_sweep
 from tests.support import trial_digests
 
@@ -119,6 +120,13 @@ def test_a_file_opens_with_command_source_cost_and_score(name: str) -> None:
         rows = rows_of(find_table(table))
         printed = {each.mean for each in rows} | {each.std for each in rows}
         assert {float(number) for number in re.findall(r"\d+\.\d+", expected)} <= printed
+
+
+def test_the_demonstration_shows_methods_at_their_defaults() -> None:
+    """A pin of one warm-up once made it print other numbers than its page states."""
+    sweep = sweep_of(DEMONSTRATION.stem)
+    cams = [trial.config.cam for trial in sweep.trials() if "cam" in trial.config.method]
+    assert cams and all(cam == CAMOptions() for cam in cams)
 
 
 @pytest.mark.parametrize("name", ["demo", "comparison", "tuning"])
