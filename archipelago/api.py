@@ -157,13 +157,13 @@ def run(
     `callbacks` and `loggers` (any of Lightning's) are names, import paths, classes, or instances: those belong to this
     call alone, the others are recorded with the run and come back when it is resumed.
 
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> found = run(method="fedavg", clients=2, rounds=1, local={"steps": 1}, fleet={"backend": "in_process"},
-    ...             storage=folder.name, name="tiny", quiet=True)
-    >>> found.status.state, len(found.metrics)
-    ('finished', 1)
-    >>> folder.cleanup()
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> found = run(method="fedavg", clients=2, rounds=1, local={"steps": 1}, fleet={"backend": "in_process"},
+        ...             storage=folder.name, name="tiny", quiet=True)
+        >>> found.status.state, len(found.metrics)
+        ('finished', 1)
+        >>> folder.cleanup()
     """
     from archipelago.experiments.config import load_config
     from archipelago.experiments.plan import run_address
