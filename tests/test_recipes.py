@@ -309,3 +309,22 @@ def test_single_node_recipe_starts_submits_and_stops_its_own_cluster(tmp_path: P
             said("stop")
         assert still_alive(processes) == []
         said("stop", code=2)
+
+
+def test_kubernetes_objects_pass_kubernetes_own_schemas() -> None:
+    """The volume, the Secret, and the pods inside of KubeRay's objects, whose own schema leaves most of a pod open."""
+    validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate").validate
+    names = ("storage", "s3")
+    known = [
+        yaml.safe_load((RECIPES / f"kubernetes/{name}.yaml").read_text(encoding="utf-8")) for name in names
+    ]
+    for spec in cluster_specs():
+        for group in [spec["headGroupSpec"], *spec["workerGroupSpecs"]]:
+            pod = group["template"]["spec"]
+            known.append({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": pod})
+    assert len(known) == 6
+    for each in known:
+        validate(each, "1.30", strict=True)
+    known[-1]["spec"]["containers"][0]["resource"] = {}
+    with pytest.raises(Exception, match="resource"):
+        validate(known[-1], "1.30", strict=True)

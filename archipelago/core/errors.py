@@ -11,9 +11,9 @@ class UserError(Exception):
     The command line prints the sentence and exits with code 2; nothing was started and nothing is lost. `code` names
     the kind of mistake and `values` what the sentence is about, for programs and tests: the prose may change.
 
-    >>> error = UserError("Unknown method 'ifcaa'. Did you mean 'ifca'?", code="unknown-name", name="ifcaa")
-    >>> error.code, error.values
-    ('unknown-name', {'name': 'ifcaa'})
+        >>> error = UserError("Unknown method 'ifcaa'. Did you mean 'ifca'?", code="unknown-name", name="ifcaa")
+            >>> error.code, error.values
+            ('unknown-name', {'name': 'ifcaa'})
     """
 
     kind = "other"  # the code of a class whose errors are all of one kind

@@ -330,7 +330,7 @@ class ExperimentSettings:
     precision: str = setting("32", "arithmetic of the networks on a GPU: 32-bit, tf32 products, or bf16 autocast",
                              choices=PRECISIONS)  # fmt: skip
     determinism: str = setting(
-        "auto", "which results are equal bit for bit (README has a table); auto: exact on CPUs, seeded on GPUs",
+        "auto", "which results are equal bit for bit (see docs/promises.md); auto: exact on CPUs, seeded on GPUs",
         choices=("auto", *TIERS),
     )  # fmt: skip
     weights: str = setting("size", "aggregation weights: by training samples, or uniform",

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 class NewClient:
     """Samples of a client that a run has never seen, in the data set's own form (bytes stay bytes).
 
-    >>> x, y = np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1])
-    >>> NewClient(x, None, x, y).y_train is None  # no labels to train on
-    True
+        >>> x, y = np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1])
+        >>> NewClient(x, None, x, y).y_train is None  # no labels to train on
+        True
     """
 
     x_train: npt.NDArray[Any]
@@ -69,12 +69,12 @@ def adopt(
     may do without labels. The run itself is not changed, and new clients do not learn from one another. `trust`: import
     the code of somebody's own that a run from elsewhere names; it is asked for once for each run.
 
-    >>> from archipelago import run as experiment
-    >>> made = experiment(method="ifca", clusters=2, rounds=1, storage=folder, name="adopting", **quick)
-    >>> x, y = np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1])
-    >>> found = adopt(made.path, [NewClient(x, y, x, y)])
-    >>> found.shape[0], found["cluster"].tolist()[0] in (0, 1)
-    (1, True)
+        >>> from archipelago import run as experiment
+        >>> made = experiment(method="ifca", clusters=2, rounds=1, storage=folder, name="adopting", **quick)
+        >>> x, y = np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1])
+        >>> found = adopt(made.path, [NewClient(x, y, x, y)])
+        >>> found.shape[0], found["cluster"].tolist()[0] in (0, 1)
+        (1, True)
     """
     import pandas as pd
 

@@ -96,9 +96,8 @@ def reading_table(rows: Sequence[Reading]) -> str:
     for row in rows:
         cells = {name: cell(getattr(row, name)) or NOTHING for name in shown}
         if row.option:
-            cells["option"] = ", ".join(f"`{each.strip()}`" for each in row.option.split(", ")).replace(
-                "|", "&#124;"
-            )
+            # In code a bar ends no cell, and an entity would be shown as it is written.
+            cells["option"] = ", ".join(f"`{each.strip()}`" for each in row.option.split(", "))
         lines.append(f"| {' | '.join(cells.values())} |")
     return "\n".join(lines)
 

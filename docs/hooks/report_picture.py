@@ -11,28 +11,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "report.png"
-HEIGHT = 420  # about a third of a screen in README
+WIDTH = 1280
+CARD = "[...document.querySelectorAll('#tables .card')].at(-1)"
+PLACES = {
+    "top": f"{CARD}.getBoundingClientRect().top + scrollY",
+    "end": f"({CARD}.querySelector('tr.guess') ?? {CARD}.querySelector('ul')).getBoundingClientRect().top + scrollY",
+}
 
 
 def main(report: Path) -> None:
-    """The last table of the report and what stands around it, as a browser draws them."""
+    """The rows of the report's last table that were run, and what stands above them, as a browser draws them."""
     from PIL import Image
 
     from tests.support.browser import look
 
-    seen = look(
-        report,
-        {
-            "top": "[...document.querySelectorAll('#tables .card')].at(-1).getBoundingClientRect().top + scrollY"
-        },
-        ready="document.documentElement.dataset.ready === 'yes'",
-        width=1280,
-        height=HEIGHT,
-        picture=True,
-    )
-    top = max(0, int(seen.answers["top"]) - 14)
+    ready = "document.documentElement.dataset.ready === 'yes'"
+    seen = look(report, PLACES, ready=ready, width=WIDTH, picture=True)
+    top, end = max(0, int(seen.answers["top"]) - 14), int(seen.answers["end"])
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    image = Image.open(io.BytesIO(seen.picture)).crop((0, top, 1280, top + HEIGHT))
+    image = Image.open(io.BytesIO(seen.picture)).crop((0, top, WIDTH, end))
     image.convert("P", palette=Image.Palette.ADAPTIVE, colors=160).save(PICTURE, optimize=True)
 
 

@@ -512,7 +512,7 @@ def test_small_runs_of_the_method_pages_are_those_of_this_code():
         for entry in entries(kind):
             found = kept[entry.name]
             with tempfile.TemporaryDirectory() as folder:
-                made = small_runs._run(kind, entry.name, folder)
+                made = small_runs._run(kind, entry.name, folder, small_runs.settings(entry.name))
                 assert (made is None) == (found is None)
                 if made is not None:
                     assert small_runs._last(made[1]) == pytest.approx(found["accuracy"], abs=0.01), entry.name
