@@ -43,11 +43,11 @@ SHARED_AXES = ("data", "clusters")  # an axis as a list, a setting otherwise
 class Run(reader.Run):
     """A run directory: data frames, models and config as properties, its report and figures as methods.
 
-        >>> made = run(method="ifca", clusters=2, rounds=2, storage=folder, name="made", **quick)
-        >>> made.metrics["round"].tolist(), sorted(made.models), made.config["method"]
-        ([1, 2], ['clusters'], 'ifca')
-        >>> type(made.figure("convergence")).__name__, "convergence" in made.figures
-        ('Figure', True)
+    >>> made = run(method="ifca", clusters=2, rounds=2, storage=folder, name="made", **quick)
+    >>> made.metrics["round"].tolist(), sorted(made.models), made.config["method"]
+    ([1, 2], ['clusters'], 'ifca')
+    >>> type(made.figure("convergence")).__name__, "convergence" in made.figures
+    ('Figure', True)
     """
 
     def report(self, out: str | Path = "", **options: str) -> Page:
@@ -80,14 +80,14 @@ class Run(reader.Run):
 class Sweep:
     """A sweep's directory: its trials, their runs, its table and report.
 
-        >>> asked = sweep(methods=["fedavg", "local"], seeds=1, rounds=1, storage=folder, name="asked", **quick)
-        >>> asked.trials[["name", "status"]].values.tolist()
-        [['fedavg-seed0', 'finished'], ['local-seed0', 'finished']]
-        >>> asked.table()["method"].tolist(), len(asked.runs)
-        (['FedAvg', 'Local'], 2)
-        >>> asked
-        Sweep '...asked': 2 trials (2 finished)
-          .trials .runs .table() .report()
+    >>> asked = sweep(methods=["fedavg", "local"], seeds=1, rounds=1, storage=folder, name="asked", **quick)
+    >>> asked.trials[["name", "status"]].values.tolist()
+    [['fedavg-seed0', 'finished'], ['local-seed0', 'finished']]
+    >>> asked.table()["method"].tolist(), len(asked.runs)
+    (['FedAvg', 'Local'], 2)
+    >>> asked
+    Sweep '...asked': 2 trials (2 finished)
+      .trials .runs .table() .report()
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -137,9 +137,9 @@ class Sweep:
 class Page:
     """A report that was written: its HTML page, tables and files. A notebook shows the tables and a link.
 
-        >>> page = run(method="fedavg", rounds=1, storage=folder, name="reported", **quick).report(figures="no")
-        >>> page.path.name, page.markdown.count("FedAvg"), "tabular" in page.latex
-        ('report.html', 1, True)
+    >>> page = run(method="fedavg", rounds=1, storage=folder, name="reported", **quick).report(figures="no")
+    >>> page.path.name, page.markdown.count("FedAvg"), "tabular" in page.latex
+    ('report.html', 1, True)
     """
 
     def __init__(self, built: Report) -> None:
@@ -262,10 +262,10 @@ def resume(
 def report(*paths: str | Path, out: str | Path = "", **options: str) -> Page:
     """Tables, figures and one HTML file of runs and sweeps; options as of the command line (`test="wilcoxon"`).
 
-        >>> names = ("fedavg", "local")
-        >>> both = [run(method=name, rounds=1, storage=folder, name=f"{name}-1", **quick) for name in names]
-        >>> report(*(each.path for each in both), out=f"{folder}/both", figures="no")
-        Report '...both/report.html' (... files)
+    >>> names = ("fedavg", "local")
+    >>> both = [run(method=name, rounds=1, storage=folder, name=f"{name}-1", **quick) for name in names]
+    >>> report(*(each.path for each in both), out=f"{folder}/both", figures="no")
+    Report '...both/report.html' (... files)
     """
     from archipelago.reports.build import ReportRequest, build_report
 
@@ -289,9 +289,9 @@ def open_run(path: str | Path) -> Run:
 def open_sweep(path: str | Path) -> Sweep:
     """Open a sweep's directory for reading.
 
-        >>> address = sweep(seeds=2, rounds=1, storage=folder, name="seeds", **quick).address
-        >>> open_sweep(address).trials["seed"].tolist()
-        [0, 1]
+    >>> address = sweep(seeds=2, rounds=1, storage=folder, name="seeds", **quick).address
+    >>> open_sweep(address).trials["seed"].tolist()
+    [0, 1]
     """
     return Sweep(path)
 
@@ -299,9 +299,9 @@ def open_sweep(path: str | Path) -> Sweep:
 def partition(config: str | Path | None = None, **settings: Any) -> pd.DataFrame:
     """Divide the data as an experiment would: how many samples of each class every client holds, one row each.
 
-        >>> held = partition(data="digits", clients=3, partition={"name": "n_class", "classes": 2})
-        >>> held.shape[0], (held.filter(like="class ") > 0).sum(axis=1).tolist()
-        (3, [2, 2, 2])
+    >>> held = partition(data="digits", clients=3, partition={"name": "n_class", "classes": 2})
+    >>> held.shape[0], (held.filter(like="class ") > 0).sum(axis=1).tolist()
+    (3, [2, 2, 2])
     """
     import pandas as pd
 

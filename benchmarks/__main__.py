@@ -60,7 +60,17 @@ OPTIONS = {
     "gpu": ("counts", "engines", "gpu"),
     "host": ("engines",),
     "chaos": ("minutes", "seed"),
-    "behaviour": ("reduced", "finished", "processes", "methods", "plugins", "out"),
+    "behaviour": (
+        "reduced",
+        "finished",
+        "update",
+        "minutes",
+        "processes",
+        "methods",
+        "situations",
+        "plugins",
+        "out",
+    ),
 }
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -152,6 +162,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--finished", action="store_true", help="behaviour: the page of the cells that are kept, run nothing"
     )
+    parser.add_argument(
+        "--update",
+        action="store_true",
+        help="behaviour: cells that are not run stay as results/behaviour.csv has them",
+    )
+    parser.add_argument("--situations", nargs="+", metavar="SITUATION", help="behaviour: these alone")
     parser.add_argument("--processes", type=_count, help="behaviour: runs at a time (default: 1)")
     parser.add_argument(
         "--methods", nargs="+", metavar="METHOD", help="behaviour: these alone, as in ifca+cam"
@@ -160,7 +176,9 @@ def _parser() -> argparse.ArgumentParser:
         "--plugins", nargs="+", metavar="MODULE", help="behaviour: modules with methods of your own"
     )
     parser.add_argument("--clients", type=_count, help="visits: of the federation (default: 2,000)")
-    parser.add_argument("--minutes", type=float, help="chaos: of faults (default: 3)")
+    parser.add_argument(
+        "--minutes", type=float, help="chaos: of faults (default: 3); behaviour: begin no more runs then"
+    )
     parser.add_argument("--seed", type=int, help="chaos: of the faults (default: 0)")
     parser.add_argument("--out", type=Path, help="behaviour: folder of the page (default: results/)")
     parser.add_argument("--miniature", action="store_true", help="a tiny workload, to see that it runs")

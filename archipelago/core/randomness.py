@@ -27,10 +27,10 @@ def generator(
 ) -> np.random.Generator:
     """A NumPy generator for one purpose.
 
-        >>> bool(generator(1, "batches", client=3).random() == generator(1, "batches", client=3).random())
-        True
-        >>> bool(generator(1, "batches", client=3).random() == generator(1, "batches", client=4).random())
-        False
+    >>> bool(generator(1, "batches", client=3).random() == generator(1, "batches", client=3).random())
+    True
+    >>> bool(generator(1, "batches", client=3).random() == generator(1, "batches", client=4).random())
+    False
     """
     return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, slot, round, client)))
 

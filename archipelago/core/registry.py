@@ -34,8 +34,8 @@ IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 def nearest(given: object, choices: Iterable[str]) -> str:
     """A sentence that lists the choices and points at the closest one.
 
-        >>> nearest("fedavgg", ["fedavg", "ifca"])
-        "Did you mean 'fedavg'? Choices: fedavg, ifca."
+    >>> nearest("fedavgg", ["fedavg", "ifca"])
+    "Did you mean 'fedavg'? Choices: fedavg, ifca."
     """
     names = sorted(choices)
     close = closest(given, names)
@@ -46,8 +46,8 @@ def nearest(given: object, choices: Iterable[str]) -> str:
 def closest(given: object, choices: Iterable[str]) -> str | None:
     """The choice that somebody may have meant.
 
-        >>> closest("fedavgg", ["fedavg", "ifca"]), closest("zzz", ["fedavg"])
-        ('fedavg', None)
+    >>> closest("fedavgg", ["fedavg", "ifca"]), closest("zzz", ["fedavg"])
+    ('fedavg', None)
     """
     return next(iter(difflib.get_close_matches(str(given).lower(), sorted(choices), n=1, cutoff=0.5)), None)
 
@@ -78,8 +78,8 @@ class Entry(Generic[T]):
     def section(self) -> str:
         """The settings section of its options, where its kind has no section in common.
 
-            >>> Entry("my_package.methods.Mine", "", object, "Mine").section
-            'Mine'
+        >>> Entry("my_package.methods.Mine", "", object, "Mine").section
+        'Mine'
         """
         return self.name.rpartition(".")[2]
 
@@ -208,7 +208,7 @@ def _origin(value: Any) -> str:
 
 def _label(name: str) -> str:
     """
-        >>> _label("my_package.methods.Mine"), _label("mine")
-        ('Mine', 'mine')
+    >>> _label("my_package.methods.Mine"), _label("mine")
+    ('Mine', 'mine')
     """
     return name.rpartition(".")[2]

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 class NewClient:
     """Samples of a client that a run has never seen, in the data set's own form (bytes stay bytes).
 
-        >>> x, y = np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1])
-        >>> NewClient(x, None, x, y).y_train is None  # no labels to train on
-        True
+    >>> x, y = np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1])
+    >>> NewClient(x, None, x, y).y_train is None  # no labels to train on
+    True
     """
 
     x_train: npt.NDArray[Any]

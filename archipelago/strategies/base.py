@@ -375,8 +375,8 @@ class ClusteredModels(Strategy):
 def lowest(losses: npt.NDArray[np.float64]) -> Indices:
     """argmin over models, ties to the lowest index; a loss that is not finite never wins.
 
-        >>> lowest(np.array([[2.0, 1.0, 1.0], [np.nan, 5.0, 7.0]])).tolist()
-        [1, 1]
+    >>> lowest(np.array([[2.0, 1.0, 1.0], [np.nan, 5.0, 7.0]])).tolist()
+    [1, 1]
     """
     return np.argmin(np.where(np.isfinite(losses), losses, np.inf), axis=1).astype(np.int64)
 
@@ -384,9 +384,9 @@ def lowest(losses: npt.NDArray[np.float64]) -> Indices:
 def bases_of(kind: type[Strategy]) -> str:
     """The registered methods of a kind, for a sentence that says which bases there are.
 
-        >>> from archipelago.strategies.reference_clusters import FixedClusters
-        >>> bases_of(FixedClusters)
-        'oracle or random'
+    >>> from archipelago.strategies.reference_clusters import FixedClusters
+    >>> bases_of(FixedClusters)
+    'oracle or random'
     """
     *names, last = sorted(name for name, entry in METHODS.items() if issubclass(entry.value, kind))
     return f"{', '.join(names)} or {last}" if names else last

@@ -21,6 +21,7 @@ from archipelago.strategies.clustering import (
 )
 from archipelago.strategies.clustering_rules import mean_distances
 from archipelago.strategies.descriptors import (
+    CHANGES,
     PARTS,
     UPDATES,
     check_features,
@@ -116,10 +117,11 @@ class ByParameters(ClusteredModels):
         chosen, arrived = self.options.features, theta.arrived
         if chosen in PARTS:
             self.notice(theta)
-        elif chosen == UPDATES:
-            self.keep_points(
-                theta.ids[arrived], updates(theta, self.clusters, c, fleet.spec.parameters)[arrived]
-            )
+        elif chosen in (UPDATES, CHANGES):
+            ids, new = theta.ids[arrived], updates(theta, self.clusters, c, fleet.spec.parameters)[arrived]
+            if chosen == CHANGES and self.points is not None:
+                new += np.nan_to_num(self.points[ids])
+            self.keep_points(ids, new)
         else:
             # Asked once for each state of its data, with the model that all started from.
             since = self.context.since(self.number)

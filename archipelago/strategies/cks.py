@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from archipelago.core.errors import UserError
@@ -70,11 +71,19 @@ class CKS(Addon[ClusteredModels]):
         known=(
             Known(
                 "groups",
-                ("participation", "batchnorm"),
+                ("participation", "batchnorm", "sizes"),
                 "models pulled together are hard to tell apart",
                 -0.06,
             ),
             Known("accuracy", "batchnorm", "running statistics are not pulled together", limit=0.04),
+            Known("oscillation", "batchnorm", "running statistics are not pulled together", limit=0.08),
+            Known("progress", "batchnorm", "running statistics are not pulled together", limit=0.05),
+            Known(
+                "cost",
+                "participation",
+                "the mean is sent to all clients that are asked in one round, too",
+                limit=10.0,
+            ),
             Known(
                 "cost",
                 ALL,
@@ -153,6 +162,12 @@ class SharedPull:
     def value(self, parameters: Tensor, anchors: dict[str, Tensor]) -> Tensor:
         away = part(parameters, self.columns) - part(anchors["mean"], self.columns)
         return 0.5 * self.lam * away.square().sum()
+
+    def gradient(self, parameters: Tensor, anchors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        away = part(parameters, self.columns) - part(anchors["mean"], self.columns)
+        gradient = torch.zeros_like(parameters)
+        gradient[torch.as_tensor(self.columns)] = self.lam * away
+        return 0.5 * self.lam * away.square().sum(), gradient
 
 
 @dataclass(frozen=True)

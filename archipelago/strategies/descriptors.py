@@ -24,7 +24,8 @@ DESCRIPTORS: Registry[Descriptor] = Registry("descriptor")
 
 PARTS = ("classifier", "head", "parameters")  # of a trained model
 UPDATES = "updates"  # trained minus received, over the trainable parameters
-FEATURES = (*PARTS, UPDATES)
+CHANGES = "changes"  # a client's updates of all rounds, added up: it does not matter which round it was last seen in
+FEATURES = (*PARTS, UPDATES, CHANGES)
 
 
 @DESCRIPTORS.register(

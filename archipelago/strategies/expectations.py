@@ -144,7 +144,7 @@ class Known:
 # What no method is held to: a rate at which FedAvg stays at chance is not one to train with.
 EVERYBODY = tuple(
     Known(check, "fast", "at ten times the learning rate FedAvg itself learns nothing", limit)
-    for check, limit in (("groups", -0.1), ("oscillation", 0.45), ("progress", 0.7))
+    for check, limit in (("groups", -0.1), ("oscillation", 0.45), ("progress", 0.7), ("parts", 1.0))
 )
 
 

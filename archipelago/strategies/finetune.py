@@ -39,6 +39,10 @@ from archipelago.strategies.interface import FleetView
 from archipelago.strategies.references import Prediction
 from archipelago.strategies.tuning import tuned, why_not_tuned
 
+STATISTICS = (
+    "only the last evaluations are of tuned models, whose running statistics are of one client's few batches"
+)
+
 
 @dataclass
 class FinetuneOptions:
@@ -69,6 +73,8 @@ class Finetune(Addon[Strategy]):
             ),
             Known("oscillation", ALL, "only the last evaluations are of tuned models", limit=0.09),
             Known("progress", ALL, "only the last evaluations are of tuned models", limit=0.06),
+            Known("oscillation", "batchnorm", STATISTICS, limit=0.11),
+            Known("progress", "batchnorm", STATISTICS, limit=0.07),
         ),
     )
 

@@ -28,7 +28,8 @@ Classes that a client has not
     option  flux.labels=false
 Scales
     code    one scaler for each part of the descriptor
-    here    each part (mean, deviation, and the same in classes) is centred and divided by its deviation over clients
+    here    each part (mean, deviation, and the same in classes) is centred and divided by its deviation over clients;
+            one in which they differ by rounding alone counts nothing
 Clustering
     paper   density-based, its neighbourhood adapted to the clients
     code    DBSCAN, eps at the elbow of nearest distances times a factor; noise points are clusters of their own
@@ -36,7 +37,8 @@ Clustering
     option  flux.clustering, flux.scale
 When
     code    after a number of rounds of FedAvg
-    here    after 1; in a shorter run the last round is the one
+    here    after 1; in a shorter run the last round is the one. With CAM after its warm-up, described by the shared
+            model, which that has trained
     option  flux.before
 Who is clustered
     here    all clients, also those that do not take part in the round
@@ -63,6 +65,8 @@ from archipelago.strategies.interface import ClientView, FleetView
 from archipelago.strategies.one_shot import OneShot
 from archipelago.strategies.parameters import Vector
 from archipelago.strategies.references import Indices
+
+ROUNDING = 1e-5  # of a part's size: clients that differ by less are alike, features have 32 bits
 
 
 @dataclass
@@ -111,7 +115,9 @@ class FLUX(OneShot):
         """Describe and cluster everybody, if it is time; then the cluster that each client is in."""
         if not self.divided and self.number > min(self.options.before, self.context.rounds - 1):
             everyone = fleet.everyone
-            self.extractor = self.clusters[0]
+            # On top of a shared model that was trained alone (CAM) the own one has hardly begun to learn.
+            under = self.underlay
+            self.extractor = under if isinstance(under, np.ndarray) else self.clusters[0]
             raw = self.described(everyone, self.options.labels)
             self.centre, self.spread = scales(raw, self.options.length)
             self.divide(everyone.ids, (raw - self.centre) / self.spread)
@@ -177,9 +183,11 @@ def projection(features: int, length: int, seed: int) -> npt.NDArray[np.float64]
 def scales(raw: Points, length: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Centre of each number over clients, and the spread of each part of the descriptor: parts then count alike.
 
+    But for parts in which clients differ by rounding alone: these count nothing.
+
     >>> centre, spread = scales(np.array([[0.0, 10.0], [2.0, 10.0]]), 1)
     >>> centre.tolist(), spread.tolist()
-    ([1.0, 10.0], [1.0, 1.0])
+    ([1.0, 10.0], [1.0, 10.0])
     """
     centre = raw.mean(axis=0)
     spread = np.ones(raw.shape[1])
@@ -191,6 +199,10 @@ def scales(raw: Points, length: int) -> tuple[npt.NDArray[np.float64], npt.NDArr
         (2 * length + classes, None),
     ):
         part = slice(first, last)
-        size = float(np.sqrt(np.mean((raw[:, part] - centre[part]) ** 2))) if raw[:, part].size else 0.0
-        spread[part] = size if size > 0 else 1.0
+        if not raw[:, part].size:
+            continue
+        size, magnitude = (
+            float(np.sqrt(np.mean(each**2))) for each in (raw[:, part] - centre[part], raw[:, part])
+        )
+        spread[part] = size if size > ROUNDING * magnitude else magnitude or 1.0
     return centre, spread

@@ -11,6 +11,9 @@ what enters the classifier: the fields whose features are needed arrive as (samp
 One that is a mean over the samples says so
 (`per_sample = True`): then clients can be trained together, with batches that are filled up. A penalty travels to the
 clients as it is, with encoded references in these fields.
+
+One that looks at parameters alone may have `gradient(parameters, anchors)`, too: its value and its gradient with the
+bits of autograd's, for an engine that has no autograd (`compiled`).
 """
 
 from __future__ import annotations
@@ -44,6 +47,14 @@ def features_of(penalty: Penalty) -> dict[str, Reference]:
     return dict(getattr(penalty, "features", {}))
 
 
+def knows_gradient(penalty: Penalty) -> bool:
+    """Whether a penalty has its gradient in closed form: of the class that says its value, not of one it inherits."""
+    said = [
+        next((c for c in type(penalty).__mro__ if name in vars(c)), None) for name in ("gradient", "value")
+    ]
+    return said[0] is not None and said[0] is said[1]
+
+
 def part(values: torch.Tensor, columns: npt.NDArray[np.int64]) -> torch.Tensor:
     """Some columns of the last dimension; neighbours, as all layers of a head are, without a copy."""
     if len(columns) and columns[-1] - columns[0] + 1 == len(columns) and (np.diff(columns) == 1).all():
@@ -73,6 +84,12 @@ class Proximal(_OfParameters):
     def value(self, parameters: torch.Tensor, anchors: dict[str, torch.Tensor]) -> torch.Tensor:
         return 0.5 * self.mu * (parameters - anchors["anchor"]).square().sum()
 
+    def gradient(
+        self, parameters: torch.Tensor, anchors: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        away = parameters - anchors["anchor"]
+        return 0.5 * self.mu * away.square().sum(), self.mu * away
+
 
 @dataclass(frozen=True)
 class ProximalToMixture(_OfParameters):
@@ -93,6 +110,13 @@ class ProximalToMixture(_OfParameters):
         u = anchors["importance"].to(parameters.dtype)
         return 0.5 * self.lam * (u * (parameters - anchors["centres"]).square().sum(dim=-1)).sum()
 
+    def gradient(
+        self, parameters: torch.Tensor, anchors: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        u, away = anchors["importance"].to(parameters.dtype), parameters - anchors["centres"]
+        value = 0.5 * self.lam * (u * away.square().sum(dim=-1)).sum()
+        return value, (0.5 * self.lam * u.unsqueeze(-1) * (2.0 * away)).sum(dim=0)
+
 
 @dataclass(frozen=True)
 class Linear(_OfParameters):
@@ -108,3 +132,8 @@ class Linear(_OfParameters):
 
     def value(self, parameters: torch.Tensor, anchors: dict[str, torch.Tensor]) -> torch.Tensor:
         return self.coefficient * (anchors["slope"] * (parameters - anchors["origin"])).sum()
+
+    def gradient(
+        self, parameters: torch.Tensor, anchors: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.value(parameters, anchors), self.coefficient * anchors["slope"]

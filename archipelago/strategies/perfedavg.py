@@ -25,8 +25,8 @@ Which form
     option  perfedavg.form=hf
 alpha, beta
     paper   0.001 to 0.01 and 0.001
-    here    alpha is local.lr where it is not given; beta and momentum are those of the experiment's local training.
-            With a pull (`+prox`) the step overshoots at 0.05 on digits and training diverges; at 0.01 it does not
+    here    alpha is local.lr where it is not given, but at most the paper's 0.01: with 0.05 and a pull (`+prox`)
+            training diverges on digits. beta and momentum are those of the experiment's local training
     option  perfedavg.alpha
 The step before a client predicts
     paper   one, on a mini-batch of the client's data
@@ -56,13 +56,17 @@ from archipelago.strategies.interface import FleetView
 from archipelago.strategies.references import Prediction, Reference, Sum
 from archipelago.strategies.rules import Gradient, Memory
 
+LARGEST = 0.01  # alpha, of the paper's
+
 
 @dataclass
 class PerFedAvgOptions:
     """`perfedavg.alpha=...`"""
 
     form: str = setting("fo", "first order, or with the Hessian by differences", choices=("fo", "hf"))
-    alpha: float | None = setting(None, "learning rate of a client's own step (null: local.lr)", at_least=0)
+    alpha: float | None = setting(
+        None, "learning rate of a client's own step (null: local.lr, but at most 0.01)", at_least=0
+    )
     delta: float = setting(1e-3, "hf: how far apart the differences are taken", above=0)
 
 
@@ -86,7 +90,7 @@ class PerFedAvg(SingleModel):
     @property
     def alpha(self) -> float:
         """How far a client's own step goes."""
-        return self.lr if self.options.alpha is None else float(self.options.alpha)
+        return min(self.lr, LARGEST) if self.options.alpha is None else float(self.options.alpha)
 
     def round(self, fleet: FleetView) -> None:
         step = (

@@ -56,6 +56,13 @@ class Prox(Addon[SingleModel | ClusteredModels]):
                 "accuracy", ALL, "a pull of 0.95 towards the start shortens every client's way", limit=0.09
             ),
             Known(
+                "progress",
+                "batchnorm",
+                "a pull of 0.95 towards the start holds clients where they are",
+                limit=0.005,
+            ),
+            Known("progress", "fast", "at ten times the rate a step with such a pull overshoots", limit=0.95),
+            Known(
                 "accuracy", "slow", "a pull of 0.95 towards the start shortens every client's way", limit=0.11
             ),
         ),

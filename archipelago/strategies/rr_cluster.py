@@ -63,7 +63,16 @@ class RRCluster(Addon[ClusteredModels]):
         cost=Cost(),
         known=(
             Known("accuracy", ALL, "moved clients train models that are not theirs", limit=0.1),
-            Known("groups", "participation", "of four clients that take part, many are moved", limit=0.3),
+            Known("groups", "participation", "of four clients that take part, many are moved", limit=-0.06),
+            *(
+                Known(
+                    check,
+                    "twice_clusters",
+                    "of five clients that a cluster has, three train for it at least",
+                    limit,
+                )
+                for check, limit in (("groups", 0.7), ("oscillation", 0.09), ("progress", 0.06))
+            ),
         ),
     )
 

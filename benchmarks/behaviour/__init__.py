@@ -4,7 +4,10 @@
     python -m benchmarks behaviour --processes 2
     python -m benchmarks behaviour --reduced        # CI's grid
     python -m benchmarks behaviour --finished       # the page of what is kept, run nothing
+    python -m benchmarks behaviour --minutes 30     # as far as it comes: bases first, one seed after the other
     python -m benchmarks behaviour --methods ifca ifca+cam --plugins my_package.my_method
+    python -m benchmarks behaviour --update --methods flux+cam --situations rotations --rounds 1
+                                                    # these anew, all others as results/behaviour.csv has them
 
 What methods are held to is declared beside them (`archipelago/strategies/expectations.py`), the situations as settings
 are in `situations.py`, the checks in `checks.py`. Finished runs are kept: a stop costs nothing. Red cells make the
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from archipelago.strategies.expectations import SITUATIONS
-from benchmarks.behaviour import grid
+from benchmarks.behaviour import grid, recorded
 from benchmarks.behaviour.cells import Cell, registered
 from benchmarks.behaviour.checks import RED, Run
 from benchmarks.behaviour.page import Result, cell_text, page, table
@@ -38,8 +41,11 @@ def run(
     *,
     reduced: bool = False,
     finished: bool = False,
+    update: bool = False,
+    minutes: float | None = None,
     processes: int = 1,
     methods: Sequence[str] = (),
+    situations: Sequence[str] = (),
     plugins: Sequence[str] = (),
     out: Path | None = None,
 ) -> dict[str, Any]:
@@ -47,16 +53,18 @@ def run(
     for plugin in plugins:
         importlib.import_module(plugin)
     seeds = tuple(range(rounds)) if rounds else SEEDS
-    cells = chosen(reduced or miniature, methods, seeds)
+    cells = chosen(reduced or miniature, methods, seeds, situations)
     kept = grid.Kept(KEPT)
     if finished:
         cells = grid.known(cells, kept)
     facts = grid.facts_of(
-        grid.with_baselines(cells), kept, processes, plugins, lambda text: print(text, flush=True)
+        grid.with_baselines(cells), kept, processes, plugins, lambda text: print(text, flush=True), minutes
     )
-    result = collected(cells, facts)
-    complete = not (reduced or miniature or methods or plugins or rounds or finished)
-    folder = out or (COMMITTED if complete else RESULTS)
+    result = collected([cell for cell in cells if cell in facts and grid.baseline(cell) in facts], facts)
+    part = reduced or miniature or methods or situations or plugins or rounds or finished or minutes
+    folder = out or (RESULTS if part and not update else COMMITTED)
+    if update:
+        result = recorded.beside(result, COMMITTED / "behaviour.csv")
     write(result, folder)
     verdicts = result.verdicts()
     reds = [f"{method} in {situation}" for (method, situation), each in verdicts.items() if each.state == RED]
@@ -70,11 +78,13 @@ def run(
     }
 
 
-def chosen(reduced: bool, methods: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
+def chosen(
+    reduced: bool, methods: Sequence[str], seeds: Sequence[int], situations: Sequence[str] = ()
+) -> list[Cell]:
     """The cells that were asked for."""
     names = registered()
-    if methods:
-        return grid.whole(methods, list(SITUATIONS), seeds)
+    if methods or situations:
+        return grid.whole(methods or names, situations or list(SITUATIONS), seeds)
     return grid.reduced() if reduced else grid.whole(names, list(SITUATIONS), seeds)
 
 
@@ -100,22 +110,15 @@ def write(result: Result, folder: Path) -> None:
 
 def code_state() -> str:
     """The commit that the results were made from."""
+    files = (*grid.SHARED, "archipelago/strategies", "benchmarks")
+    edited = _git("status", "--porcelain", "--untracked-files=no", "--", *files)
+    commit = _git("rev-parse", "--short=10", "HEAD") or "unknown"
+    return f"{commit}{', with changes' if edited else ''}"
 
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=grid.ROOT, capture_output=True, text=True, check=False)
-        return done.stdout.strip()
 
-    commit = git("rev-parse", "--short=10", "HEAD")
-    edited = git(
-        "status",
-        "--porcelain",
-        "--untracked-files=no",
-        "--",
-        *grid.SHARED,
-        "archipelago/strategies",
-        "benchmarks",
-    )
-    return f"from commit {commit or 'unknown'}{', with changes' if edited else ''}"
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=grid.ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def report(result: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from benchmarks.behaviour.situations import settings
 COSTS = {"down": "cost_models_down", "up": "cost_models_up", "gradients": "cost_gradients"}
 COLUMNS = ("changed", "participants", "dropped", "federated_objective", *COSTS)
 EVERYWHERE = "benchmarks.behaviour.parts"  # registers what the situations need
+_FEDERATIONS: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,13 @@ def _run(cell: Cell) -> dict[str, Any]:
     import torch
 
     from actors.session import InProcessSession
-    from archipelago.data import build_federation
     from archipelago.experiments.config import load_config
     from archipelago.experiments.plan import make_plan
     from archipelago.strategies import parts_of
 
     torch.set_num_threads(1)
     config = load_config(None, settings(cell.method, cell.situation, cell.seed, cell.length))
-    federation = build_federation(config.data, config.partition, config.clients, config.seed)
+    federation = _federation(config)
     session = InProcessSession(make_plan(config, federation))
     facts = Facts(session, any(entry.value.additive for entry in parts_of(cell.method)))
     try:
@@ -85,6 +85,17 @@ def _run(cell: Cell) -> dict[str, Any]:
         return facts.all()
     finally:
         session.close()
+
+
+def _federation(config: Any) -> Any:
+    """The federation of a run; the last one is kept, since cells of one situation and seed follow each other."""
+    from archipelago.data import build_federation
+
+    wanted = repr((config.data, config.partition, config.clients, config.seed))
+    if wanted not in _FEDERATIONS:
+        _FEDERATIONS.clear()
+        _FEDERATIONS[wanted] = build_federation(config.data, config.partition, config.clients, config.seed)
+    return _FEDERATIONS[wanted]
 
 
 class Facts:

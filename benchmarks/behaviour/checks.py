@@ -56,6 +56,11 @@ class Run:
         """Accuracy over FedAvg's."""
         return self.final() - self.final(self.baseline)
 
+    def found(self) -> Iterator[Finding]:
+        """What the checks find."""
+        for check in CHECKS:
+            yield from check(self)
+
     @property
     def seen(self) -> npt.NDArray[np.bool_]:
         """Clients in a cluster whose group can be told: enough samples, and not of one class only."""
@@ -171,12 +176,11 @@ def dearest(run: Run) -> dict[str, float]:
 def findings(run: Run) -> list[Finding]:
     """Everything that the checks find of a run; a miss that is declared, and no worse than that, has its reason."""
     found = []
-    for check in CHECKS:
-        for finding in check(run):
-            excuse = None if finding.ok else run.expects.excuse(finding.check, run.situation)
-            if excuse is not None and _within(finding, excuse):
-                finding = Finding(finding.check, False, finding.value, finding.text, excuse)
-            found.append(finding)
+    for finding in run.found():
+        excuse = None if finding.ok else run.expects.excuse(finding.check, run.situation)
+        if excuse is not None and _within(finding, excuse):
+            finding = Finding(finding.check, False, finding.value, finding.text, excuse)
+        found.append(finding)
     return found
 
 

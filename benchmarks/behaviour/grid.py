@@ -41,12 +41,15 @@ def expectations(method: str) -> Any:
 
 
 def whole(methods: Sequence[str], situations: Sequence[str], seeds: Sequence[int] = SEEDS) -> list[Cell]:
-    """Every method in every situation with every seed."""
+    """Every method in every situation with every seed: one seed after the other, bases before those with add-ons."""
+    ordered = sorted(methods, key=lambda name: "+" in name)
     return [
         Cell(method, situation, seed, expectations(method).length)
-        for situation in situations
         for seed in seeds
-        for method in methods
+        for composed in (False, True)
+        for situation in situations
+        for method in ordered
+        if ("+" in method) == composed
     ]
 
 
@@ -196,11 +199,18 @@ def facts_of(
     processes: int = 1,
     plugins: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
+    minutes: float | None = None,
 ) -> dict[Cell, dict[str, Any]]:
-    """The facts of all cells: known ones as they are, the others by running them."""
+    """The facts of all cells: known ones as they are, the others by running them, for so many `minutes` at most.
+
+    Cells with the same identity are one run: a method that does not read `clusters` runs once for every K.
+    """
     names = {cell: identity(cell) for cell in cells}
-    missing = [cell for cell in cells if names[cell] not in kept.facts]
-    say(f"{len(cells)} runs, {len(cells) - len(missing)} of them known already")
+    missing = list({names[cell]: cell for cell in reversed(cells) if names[cell] not in kept.facts}.values())[
+        ::-1
+    ]
+    known = sum(name in kept.facts for name in names.values())
+    say(f"{len(cells)} cells, {known} of them known already, the others in {len(missing)} runs")
     began = last = time.monotonic()
     for done, (cell, facts) in enumerate(_run_all(missing, processes, plugins), start=1):
         kept.add(names[cell], facts)
@@ -208,7 +218,10 @@ def facts_of(
             last = time.monotonic()
             left = (last - began) / done * (len(missing) - done)
             say(f"{done} of {len(missing)} ({left / 60:.1f} minutes left): {cell}")
-    return {cell: kept.facts[name] for cell, name in names.items()}
+        if minutes is not None and time.monotonic() - began > 60 * minutes:
+            say(f"the {minutes:g} minutes are over: {len(missing) - done} runs are left for another time")
+            break
+    return {cell: kept.facts[name] for cell, name in names.items() if name in kept.facts}
 
 
 def known(cells: Sequence[Cell], kept: Kept) -> list[Cell]:

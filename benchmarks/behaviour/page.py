@@ -12,6 +12,7 @@ import numpy as np
 from archipelago.strategies.expectations import CHECKS, SITUATIONS
 from benchmarks.behaviour import checks
 from benchmarks.behaviour.checks import AMBER, GREEN, NONE, RED, Run, Verdict
+from benchmarks.behaviour.recorded import Recorded
 from benchmarks.behaviour.situations import CHANGES, COMMON
 
 SYMBOLS = {GREEN: "🟩", AMBER: "🟨", RED: "🟥", NONE: "▫️"}
@@ -30,6 +31,10 @@ TITLES = {
     "slow": "lr / 10", "fast": "lr x 10", "one_cluster": "K = 1", "twice_clusters": "K = 2 x true", "sizes": "sizes",
     "one_class": "one class", "stragglers": "stragglers", "batchnorm": "BatchNorm",
 }  # fmt: skip
+
+# What a row of the table has between its names and its words.
+ROW = ("final_accuracy", "fedavg_accuracy", "margin", "down", "up", "trainings", *CHECKS)
+SMALL = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 Verdicts = Mapping[tuple[str, str], Verdict]  # by method and situation
 
@@ -76,7 +81,7 @@ def page(result: Result) -> str:
     lines = ["# How methods behave", "", *_summary(result, verdicts), "", *_legend(), ""]
     for title, names in (("Bases", bases), ("With an add-on", composed)):
         if names:
-            lines += [f"## {title}", "", *_matrix(names, result.situations, verdicts), ""]
+            lines += [f"## {title}", "", *_matrix(names, result, verdicts), ""]
     lines += _section("Red", _missed(verdicts, RED), "None.")
     lines += _section("Amber: with a minority of the seeds", _missed(verdicts, AMBER, known=False), "None.")
     lines += _section("Amber: with a reason", _reasons(verdicts), "None.")
@@ -104,18 +109,31 @@ def _summary(result: Result, verdicts: Verdicts) -> list[str]:
         + (f" {missing} more have not been run yet: their places are empty." if missing else ""),
         "",
         f"`python -m benchmarks behaviour` makes this page, [the picture](behaviour.png) and "
-        f"[the numbers](behaviour.csv) again ({result.code}). What each method is held to stands beside it, as "
+        f"[the numbers](behaviour.csv) again ({_commits(result)}). What each method is held to stands beside it, as "
         "`expects` on its class (`archipelago/strategies/expectations.py`).",
         "",
         "![The matrix as a heat map](behaviour.png)",
     ]
 
 
+def _commits(result: Result) -> str:
+    """What the runs were made from: `runs of commit 1a2b3c4d5e`, or of which how many."""
+    of = [commit_of(run, result) for runs in result.runs.values() for run in runs]
+    counts = sorted(
+        {commit: of.count(commit) for commit in dict.fromkeys(of)}.items(), key=lambda each: -each[1]
+    )
+    if len(counts) < 2:
+        return f"runs of commit {counts[0][0] if counts else result.code}"
+    words = ", ".join(f"{count} of {commit}" for commit, count in counts)
+    return f"runs of several commits: {words}, as the table says of each; all held to what is declared today"
+
+
 def _legend() -> list[str]:
     return [
         "## How to read it",
         "",
-        "The number is accuracy in points over FedAvg of the same situation and seeds, as mean over the seeds. ",
+        "The number is accuracy in points over FedAvg of the same situation and seeds, as mean over the seeds. Where "
+        "cells have different numbers of them, that stands behind it, small.",
         "",
         *(
             f"- {SYMBOLS[state]} {state if state != NONE else 'no colour'}: {words}"
@@ -128,13 +146,20 @@ def _legend() -> list[str]:
     ]
 
 
-def _matrix(names: Sequence[str], situations: Sequence[str], verdicts: Verdicts) -> list[str]:
-    head = ["", *(TITLES[name] for name in situations)]
+def _matrix(names: Sequence[str], result: Result, verdicts: Verdicts) -> list[str]:
+    head = ["", *(TITLES[name] for name in result.situations)]
     rows = [
-        [f"`{method}`", *(cell_text(verdicts.get((method, situation))) for situation in situations)]
+        [f"`{method}`", *(_cell((method, each), result, verdicts) for each in result.situations)]
         for method in names
     ]
     return [_row(head), _row(["---"] * len(head)), *map(_row, rows)]
+
+
+def _cell(key: tuple[str, str], result: Result, verdicts: Verdicts) -> str:
+    """A cell of the matrix; its number of seeds behind it, small, where that is not the same of all."""
+    text, seeds = cell_text(verdicts.get(key)), len(result.seeds.get(key, ()))
+    counts = set(map(len, result.seeds.values()))
+    return f"{text} {str(seeds).translate(SMALL)}" if text and len(counts) > 1 else text
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -231,38 +256,44 @@ def table(result: Result) -> str:
     """One row a run, as CSV: final accuracy, FedAvg's, and the number of every check, under its name."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ["method", "situation", "seed", "final_accuracy", "fedavg_accuracy", "margin", "down", "up", "trainings",
-         *CHECKS, "missed", "explained", "seconds"]
-    )  # fmt: skip
+    writer.writerow(["method", "situation", "seed", *ROW, "missed", "explained", "seconds", "commit"])
     for (method, situation), runs in sorted(result.runs.items()):
         for seed, run in zip(result.seeds[method, situation], runs, strict=True):
-            writer.writerow([method, situation, seed, *_numbers(run)])
+            writer.writerow([method, situation, seed, *_numbers(run), commit_of(run, result)])
     return out.getvalue()
 
 
 def _numbers(run: Run) -> list[str]:
-    if "accuracy" not in run.facts:
+    if "refused" in run.facts or "failed" in run.facts:
         return [
-            *[""] * (6 + len(CHECKS)),
+            *[""] * len(ROW),
             run.facts.get("refused") or run.facts["failed"],
             "",
             f"{run.facts['seconds']:.2f}",
         ]
     found = checks.findings(run)
+    missed = [each for each in found if not each.ok]
+    words = [
+        "; ".join(each.text for each in missed if (each.known is None) == bare) for bare in (True, False)
+    ]
+    if isinstance(run, Recorded):
+        return [*(run.row[name] for name in ROW), *words, run.row["seconds"]]
     worst = {}
     for check in CHECKS:
         of_check = [each for each in found if each.check == check]
         bad = [each for each in of_check if not each.ok] or of_check
         worst[check] = f"{bad[0].value:.4f}" if bad else ""
-    missed = [each for each in found if not each.ok]
     costs = checks.dearest(run)
     return [
         f"{run.final():.4f}", f"{run.final(run.baseline):.4f}", f"{run.margin:+.4f}",
         *(f"{costs[name]:.3f}" for name in ("down", "up", "trainings")), *worst.values(),
-        "; ".join(each.text for each in missed if each.known is None),
-        "; ".join(each.text for each in missed if each.known is not None), f"{run.facts['seconds']:.2f}",
+        *words, f"{run.facts['seconds']:.2f}",
     ]  # fmt: skip
+
+
+def commit_of(run: Run, result: Result) -> str:
+    """What a run was made from."""
+    return run.commit if isinstance(run, Recorded) else result.code
 
 
 def margins(result: Result) -> np.ndarray:

@@ -55,7 +55,9 @@ def test_runs_of_femam_measure_every_level_that_is_in_use():
     for number, metrics in zip((2, 3, 3), later, strict=True):
         levels = [f"part_level_{level + 1}" for level in range(number)]
         measured = {name for name in metrics if name.startswith("part_")}
-        assert measured == {f"{level}_{each}" for level in levels for each in ("norm", "accuracy", "variance")}
+        assert measured == {
+            f"{level}_{each}" for level in levels for each in ("norm", "accuracy", "variance")
+        }
         assert sum(metrics[f"{level}_variance"] for level in levels) == pytest.approx(1.0)
         # Levels begin as copies of the global model, which few steps move little.
         assert all(metrics[f"{level}_norm"] == pytest.approx(1.0, abs=0.3) for level in levels)

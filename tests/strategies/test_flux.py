@@ -70,6 +70,25 @@ def test_parts_count_alike_whatever_their_units():
         assert (scaled[:, part] ** 2).mean() == pytest.approx(1)
 
 
+def test_parts_that_are_equal_up_to_rounding_count_nothing():
+    rng = np.random.default_rng(0)
+    means, deviations = rng.standard_normal((6, 2)), np.full((6, 2), 0.7)
+    deviations += 1e-8 * rng.standard_normal((6, 2))  # of 32-bit features
+    raw = np.concatenate([means, deviations, np.zeros((6, 4))], axis=1)
+    centre, spread = scales(raw, 2)
+    scaled = (raw - centre) / spread
+    assert (scaled[:, :2] ** 2).mean() == pytest.approx(1)
+    assert np.abs(scaled[:, 2:]).max() < 1e-6
+
+
+def test_with_cam_clients_are_described_by_the_shared_model_that_the_warm_up_trained():
+    session = session_of(
+        "method=flux+cam", *GOOD, "data.rotations=2", "clusters=4", "rounds=4", "cam.warmup=0.5"
+    )
+    reports = run(session, 3)
+    assert session.server.method.base.divided and reports[-1].metrics["ari"] == 1.0
+
+
 def test_dbscan_by_hand():
     # Nearest distances are 1, 1, 1, 1, 1, 20: the elbow is the last of the ones.
     points = np.array([[0.0], [1.0], [2.0], [50.0], [51.0], [71.0]])

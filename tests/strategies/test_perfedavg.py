@@ -24,9 +24,9 @@ def after_one_round(steps=1, **options):
 def test_perfedavg_first_order_by_hand():
     # Client 0: -2, w~ = 1.2, there -1.6: 1.16; then -1.68, 1.328, -1.344: 1.2944.
     # Client 1: 6, w~ = 0.4, there 4.8: 0.52; then 5.04, 0.016, 4.032: 0.1168.
-    one, _ = after_one_round()
+    one, _ = after_one_round(alpha=0.1)
     assert one.model.tolist() == pytest.approx([(1.16 + 3 * 0.52) / 4], rel=1e-5)
-    two, _ = after_one_round(steps=2)
+    two, _ = after_one_round(steps=2, alpha=0.1)
     assert two.model.tolist() == pytest.approx([(1.2944 + 3 * 0.1168) / 4], rel=1e-5)
 
 
@@ -42,10 +42,16 @@ def test_perfedavg_hessian_by_hand():
 
 
 def test_perfedavg_clients_predict_one_step_from_the_global_model():
-    made, fleet = after_one_round()
+    made, fleet = after_one_round(alpha=0.1)
     w = float(made.model[0])
     found = fleet.derive(made.prediction(fleet).models[0], slot="look").gather()[:, 0]
     assert found.tolist() == pytest.approx([w - 0.1 * 2 * (w - 2), w - 0.1 * 2 * (w + 2)], rel=1e-5)
+
+
+def test_perfedavg_alpha_is_the_learning_rate_but_at_most_the_papers():
+    fleet = scalar_fleet(TWO, lr=0.1)
+    for lr, alpha in ((0.004, 0.004), (0.1, 0.01)):
+        assert method_of("perfedavg", fleet, lr=lr).base.alpha == pytest.approx(alpha)
 
 
 @pytest.mark.parametrize("form", ["fo", "hf"])

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from archipelago.strategies.parameters import Vector
+from archipelago.strategies.penalties import knows_gradient
 from lightning_modules.engines.base import ENGINES, Engine
 from lightning_modules.engines.compiled import structures as c
 from lightning_modules.engines.compiled.build import CannotBuild, build_in_background, library
@@ -205,6 +206,8 @@ def penalties(
     objective: LocalObjective, extras: Rows, arena: Arena, batch: int, parameters: Floats
 ) -> tuple[float, Floats | None]:
     """(penalties' value, their gradient of the parameters), by torch; that of the outputs is added in the arena."""
+    if all(knows_gradient(term.penalty) for term in objective.terms):
+        return closed_forms(objective, torch.from_numpy(parameters))
     live = torch.from_numpy(parameters).requires_grad_()
     outputs = np.empty((batch, arena.network.outputs), np.float32)
     arena.library.outputs(arena.pointer, batch, outputs.ctypes.data)
@@ -219,6 +222,19 @@ def penalties(
         slopes = np.ascontiguousarray(own.grad.numpy())
         arena.library.add_to_outputs(arena.pointer, batch, slopes.ctypes.data)
     return float(value.detach()), None if live.grad is None else live.grad.numpy()
+
+
+@torch.no_grad()
+def closed_forms(objective: LocalObjective, parameters: Tensor) -> tuple[float, Floats]:
+    """The same of penalties that know their gradients."""
+    penalties: list[Any] = [term.penalty for term in objective.terms]
+    found = [
+        each.gradient(parameters, term.anchors) for each, term in zip(penalties, objective.terms, strict=True)
+    ]
+    value, total = found[0]
+    for more, gradient in found[1:]:
+        value, total = value + more, total + gradient
+    return float(value), total.numpy()
 
 
 # -- What is covered ----------------------------------------------------------------------------------------------
