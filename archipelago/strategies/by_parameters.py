@@ -118,10 +118,10 @@ class ByParameters(ClusteredModels):
         if chosen in PARTS:
             self.notice(theta)
         elif chosen in (UPDATES, CHANGES):
-            ids, new = theta.ids[arrived], updates(theta, self.clusters, c, fleet.spec.parameters)[arrived]
+            ids, found = theta.ids[arrived], updates(theta, self.clusters, c, fleet.spec.parameters)[arrived]
             if chosen == CHANGES and self.points is not None:
-                new += np.nan_to_num(self.points[ids])
-            self.keep_points(ids, new)
+                found += np.nan_to_num(self.points[ids])
+            self.keep_points(ids, found)
         else:
             # Asked once for each state of its data, with the model that all started from.
             since = self.context.since(self.number)
