@@ -5,6 +5,7 @@ import pytest
 
 from archipelago.strategies.fesem import FeSEMOptions
 from archipelago.strategies.references import Models
+from tests.support.errors import refused
 from tests.support.experiments import digest, outcome, run, session_of
 from tests.support.scalar import method_of, scalar_fleet
 
@@ -172,13 +173,12 @@ def test_fewer_distinct_models_than_clusters_is_reported_and_survived():
 
 
 def test_oracle_needs_ground_truth_groups_and_a_cluster_for_each():
-    from archipelago.core.errors import UserError
 
     session = session_of("method=oracle", "clusters=4", "data.rotations=4")
     assert run(session, 1)[0].metrics["ari"] == 1.0
-    with pytest.raises(UserError, match="set clusters=4"):
+    with refused("too-few-clusters", says="clusters=4", clusters=2, groups=4):
         session_of("method=oracle", "clusters=2", "data.rotations=4")
-    with pytest.raises(UserError, match="ground-truth groups"):
+    with refused("needs-groups", says="data.rotations", setting="method=oracle"):
         session_of("method=oracle", "data.rotations=1")
 
 
