@@ -5,6 +5,7 @@ import pytest
 
 from archipelago.strategies.fesem import FeSEMOptions
 from archipelago.strategies.references import Models
+from benchmarks.behaviour.situations import settings
 from tests.support.experiments import digest, outcome, run, session_of
 from tests.support.scalar import method_of, scalar_fleet
 
@@ -56,6 +57,35 @@ def test_the_m_step_of_fesem_by_hand_with_unequal_sizes(weights, centre):
     assert base.base.clusters.values[base.base.assignment[[0, 2]], 0].tolist() == pytest.approx(
         [centre, -0.4]
     )
+
+
+def test_fesem_directions_from_the_mean_of_clusters_in_use_by_hand():
+    # theta = 0.4, 0.8 and -0.4 from 0: directions 1, 1 and -1, whatever their lengths.
+    fleet = scalar_fleet(THREE, lr=0.1)
+    base = method_of("fesem", fleet, clusters=3, options={"fesem": FeSEMOptions(features="directions")}).base
+    base.clusters = Models(np.zeros((3, 1), np.float32))
+    base.round(fleet)
+    assert base.points.ravel().tolist() == pytest.approx([1.0, 1.0, -1.0])
+    c = base.assignment
+    assert c[0] == c[1] != c[2]
+    # Centres 0.6 and -0.4; the third has no client, and where it is does not matter. theta = 0.88, 1.28, -0.72.
+    (empty,) = set(range(3)) - set(c)
+    base.clusters.values[empty] = 1000.0
+    base.round(fleet)
+    assert base.points.ravel().tolist() == pytest.approx([1.0, 1.0, -1.0])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_fesem_directions_find_groups_where_few_take_part(seed):
+    """Models of different rounds differ by their rounds, and clusters that part by that stay apart (`STALE`)."""
+    asked = settings("fesem", "participation", seed)
+    found = {
+        features: run(session_of(*asked, f"fesem.features={features}"), 60)[-1].metrics
+        for features in ("classifier", "directions")
+    }
+    assert found["classifier"]["ari"] < 0.5 and found["directions"]["ari"] == 1.0
+    assert found["directions"]["accuracy"] > found["classifier"]["accuracy"]
 
 
 @pytest.mark.parametrize("method", ["oracle", "random"])
