@@ -3,6 +3,10 @@
 import numpy as np
 import pytest
 
+from actors.session import InProcessSession
+from archipelago.data import build_federation
+from archipelago.experiments.config import load_config
+from archipelago.experiments.plan import make_plan
 from archipelago.strategies.fesem import FeSEMOptions
 from archipelago.strategies.references import Models
 from benchmarks.behaviour.situations import settings
@@ -70,7 +74,9 @@ def test_fesem_directions_from_the_mean_of_clusters_in_use_by_hand():
     assert c[0] == c[1] != c[2]
     # Centres 0.6 and -0.4; the third has no client, and where it is does not matter. theta = 0.88, 1.28, -0.72.
     (empty,) = set(range(3)) - set(c)
-    base.clusters.values[empty] = 1000.0
+    moved = base.clusters.values.copy()
+    moved[empty] = 1000.0
+    base.clusters = Models(moved)
     base.round(fleet)
     assert base.points.ravel().tolist() == pytest.approx([1.0, 1.0, -1.0])
 
@@ -79,11 +85,13 @@ def test_fesem_directions_from_the_mean_of_clusters_in_use_by_hand():
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_fesem_directions_find_groups_where_few_take_part(seed):
     """Models of different rounds differ by their rounds, and clusters that part by that stay apart (`STALE`)."""
-    asked = settings("fesem", "participation", seed)
-    found = {
-        features: run(session_of(*asked, f"fesem.features={features}"), 60)[-1].metrics
-        for features in ("classifier", "directions")
-    }
+    found = {}
+    for features in ("classifier", "directions"):
+        asked = [*settings("fesem", "participation", seed), f"fesem.features={features}"]
+        config = load_config(None, asked)
+        federation = build_federation(config.data, config.partition, config.clients, config.seed)
+        session = InProcessSession(make_plan(config, federation))
+        found[features] = run(session, config.rounds)[-1].metrics
     assert found["classifier"]["ari"] < 0.5 and found["directions"]["ari"] == 1.0
     assert found["directions"]["accuracy"] > found["classifier"]["accuracy"]
 
