@@ -27,7 +27,7 @@ Sum of angles, (3)
     here    signs do not matter: a vector and its negative are the same direction
 p
     paper   3 to 5
-    code    3
+    code    3 (its scripts; its default is 5)
     here    3
     option  pacfl.vectors
 Which of (2) and (3)
