@@ -15,7 +15,8 @@ What the paper is read from
     here    public code, abstracts and what is generally known of it: the full text was not at hand
 D_k
     paper   the client's data matrix
-    code    one for each class, whose vectors are put side by side; for clients of different data sets all samples
+    code    raw pixels; one for each class, whose vectors are put side by side; for clients of different data sets all
+            samples
     here    all samples, so that clients without labels can be assigned; inputs as the network sees them
     option  pacfl.by_class
 Smallest angle, (2)
