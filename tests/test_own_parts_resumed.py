@@ -154,6 +154,7 @@ def test_own_parts_of_every_kind_killed_and_resumed(theirs: Path) -> None:
     declared = {
         "fesem": "FeSEM", "leash": "Leash", "cam": "CAM", "third_quartile": "Third quartile",
         "by_first": "First feature", "clipped": "Clipped loop", "tanh_layers": "Tanh network",
+        "own_parts.KilledOnce": "KilledOnce",
     }  # fmt: skip
     assert declared.items() <= labels_of(theirs / "runs/killed").items()
 
@@ -232,7 +233,7 @@ def test_own_sampler_and_parts_killed_and_resumed_on_ray_tune(theirs: Path) -> N
 @pytest.mark.full
 @pytest.mark.ray
 def test_own_scheduler_killed_and_resumed_on_ray_tune(theirs: Path) -> None:
-    """It is told again what trials reported before the kill: the first trial stays the first."""
+    """What trials reported before the kill is reported to it again: the first trial stays the first."""
     line = sampled(*ON_TUNE, "sweep.scheduler=halfway")
     killed_on_ray_tune(theirs, *line)
     rows = list(rows_of(theirs / "runs/killed").values())
