@@ -154,7 +154,7 @@ def test_own_parts_of_every_kind_killed_and_resumed(theirs: Path) -> None:
     declared = {
         "fesem": "FeSEM", "leash": "Leash", "cam": "CAM", "third_quartile": "Third quartile",
         "by_first": "First feature", "clipped": "Clipped loop", "tanh_layers": "Tanh network",
-        "own_parts.KilledOnce": "KilledOnce",
+        "my_parts.KilledOnce": "KilledOnce",
     }  # fmt: skip
     assert declared.items() <= labels_of(theirs / "runs/killed").items()
 
