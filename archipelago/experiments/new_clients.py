@@ -85,19 +85,14 @@ def adopt(
     check_code(opened.path, trust)
     config = config_from_yaml((opened.path / "config.yaml").read_text(encoding="utf-8"))
     _check_rule(config, adoption, new_clients, finetune)
-    found = latest(opened.path, deep=False)
-    if found is None:
-        raise UserError(
-            f"Expected a run with a checkpoint, got {run} without one: let it come to its first, or resume it.",
-            code="no-checkpoint", run=run,
-        )  # fmt: skip
+    server = _state_of_server(opened.path)
     dataset = load_dataset(config.data, partition_seed(config.partition, config.seed))
     federation = Federation.from_indices(dataset, read_arrays(opened.path / "partition.safetensors"))
     plan = make_plan(config, federation)
     ids = np.arange(config.clients, config.clients + len(new_clients))
     fleet = _fleet_of(new_clients, ids, plan.block, federation)
     setup = dataclasses.replace(plan.server, adoption=adoption)
-    method = _restored(config, setup, fleet, len(ids), found[1]["server"])
+    method = _restored(config, setup, fleet, len(ids), server)
     prediction = method.prediction(fleet)
     if finetune and not method.tunes:
         _refuse_tuning(config)
@@ -108,6 +103,17 @@ def adopt(
     if clusters is not None:
         columns = {"client": columns.pop("client"), "cluster": clusters, **columns}
     return pd.DataFrame(columns)
+
+
+def _state_of_server(run: Path) -> Any:
+    """Of the newest checkpoint."""
+    found = latest(run, deep=False)
+    if found is None:
+        raise UserError(
+            f"Expected a run with a checkpoint, got {run} without one: let it come to its first, or resume it.",
+            code="no-checkpoint", run=run,
+        )  # fmt: skip
+    return found[1]["server"]
 
 
 def _fleet_of(
