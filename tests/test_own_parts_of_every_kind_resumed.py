@@ -135,8 +135,8 @@ def until(reached: Callable[[], bool], process: subprocess.Popen[bytes], log: Pa
 
 def sampled(*words: str) -> list[str]:
     drawn = ("sweep.sampler=halves", "sweep.sample.local.lr=uniform(0.01,0.3)", "partition.validation=0.2")
-    hooks = [word for word in EVERY_HOOK if not word.startswith("local.lr=")]
-    return tiny("method=fedavg+tether", *hooks, *drawn, "sweep.seeds=[0,1]", *words)
+    parts = [word for word in EVERYTHING if not word.startswith("local.lr=")]
+    return tiny(*parts, *drawn, "loggers=[lines]", "sweep.seeds=[0,1]", *words)
 
 
 @pytest.mark.full
@@ -149,7 +149,7 @@ def test_own_sampler_and_parts_in_a_sweep_killed_and_resumed(theirs: Path) -> No
     assert statuses == ["running", *["waiting"] * 5]
     typed(theirs, "resume", "runs/killed", "then", *line, "name=whole")
     groups = [row.group for row in rows_of(theirs / "runs/killed").values()]
-    assert groups[::2] == [f"fedavg+tether | local.lr={lr}" for lr in (0.1, 0.05, 0.025)]
+    assert groups[::2] == [f"fesem+cam | local.lr={lr}" for lr in (0.1, 0.05, 0.025)]
     assert_equal_sweeps(theirs / "runs/killed", theirs / "runs/whole")
 
 

@@ -193,6 +193,7 @@ def test_own_metric_add_on_rules_engine_and_network_killed_and_resumed(theirs: P
     assert labels_of(theirs / "runs/killed") == {
         "fesem": "FeSEM", "leash": "Leash", "cam": "CAM", "third_quartile": "Third quartile",
         "by_first": "First feature", "clipped": "Clipped loop", "tanh_layers": "Tanh network",
+        "own_parts.KilledOnce": "KilledOnce",
     }  # fmt: skip
 
 

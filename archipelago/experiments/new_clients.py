@@ -97,12 +97,10 @@ def adopt(
     if finetune and not method.tunes:
         _refuse_tuning(config)
         prediction = tuned(fleet, prediction)
-    columns = fleet.evaluate(prediction, "test")
-    columns["client"] = np.arange(len(ids))
-    clusters = method.labels(fleet)
-    if clusters is not None:
-        columns = {"client": columns.pop("client"), "cluster": clusters, **columns}
-    return pd.DataFrame(columns)
+    columns, clusters = fleet.evaluate(prediction, "test"), method.labels(fleet)
+    del columns["client"]  # an id of the fleet; here they are counted
+    found = {} if clusters is None else {"cluster": clusters}
+    return pd.DataFrame({"client": np.arange(len(ids)), **found, **columns})
 
 
 def _state_of_server(run: Path) -> Any:

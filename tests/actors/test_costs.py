@@ -74,6 +74,9 @@ def test_local_training_moves_nothing_after_the_first_round():
         ("pfedme", 2, 1, 1, 5),
         ("apfl", 2, 1, 1, 2),
         ("perfedavg", 1, 1, 1, 2),
+        ("fedgwc", 1, 1, 1, 1),
+        ("feddrift", 1, 1, 1, 1),
+        ("ifca+rr_cluster", 3, 3, 1, 1),  # what IFCA costs
     ],
 )
 def test_models_stored_moved_and_trained_in_the_second_round(method, stored, down, up, trainings):

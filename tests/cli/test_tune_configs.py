@@ -19,7 +19,7 @@ from archipelago.experiments.config import config_to_yaml
 from archipelago.experiments.config_files import config_names, find_config
 from archipelago.reports.published import deviations, find_table, published_for, rows_of
 from archipelago.runs.sweeps import read_rows
-from archipelago.strategies import METHODS, parse_method
+from archipelago.strategies import ADDONS, METHODS, parse_method
 from archipelago.strategies.cam import CAMOptions
 from archipelago.sweeps.config import Sweep, load_sweep
 from tests.support import trial_digests
@@ -233,6 +233,19 @@ def test_a_small_variant_runs_the_same_methods(name: str) -> None:
         return {re.sub(r"\*\d+", "*", each) for each in found}
 
     assert plain(methods(name)) == plain(methods(name.removesuffix("-small")))
+
+
+def test_every_method_is_in_a_comparison_with_a_small_variant() -> None:
+    """By what the files say: composing their trials would take seconds."""
+    named: set[str] = set()
+    for name in (*COMPARISONS, "fesem-2", "thesis-3.1", "thesis-5.1"):
+        sweep = yaml.load(text_of(name), Loader=_LOADER)["sweep"]
+        for entry in (*sweep.get("methods", ()), *sweep.get("cases", ())):
+            method = entry if isinstance(entry, str) else entry.get("method")
+            base, addons = parse_method(method) if method else ("", ())
+            named |= {base, *addons}
+    # The lower reference of clustered methods, which no paper runs, and the add-on that is FedProx on any base.
+    assert {*METHODS, *ADDONS} - named <= {"random", "prox"}
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from archipelago.experiments.new_clients import NewClient
 from archipelago.experiments.runner import check_code, resume, run_experiment
 from archipelago.reports.groups import make_groups
 from archipelago.reports.tables import build_tables
-from archipelago.runs.identity import code_digests, identity_of
+from archipelago.runs.identity import code_digests, digest_of_code, identity_of
 from archipelago.runs.status import read_status
 from archipelago.runs.sweeps import find_trials
 from tests.support.errors import refused
@@ -169,3 +170,20 @@ def test_identity_that_is_gone_or_damaged_is_a_sentence_and_old_runs_have_none(t
         manifest.write_text(json.dumps(content))
     resume(old, quiet=True)
     assert open_run(old).status.state == "finished"
+
+
+def test_digest_of_code_finds_files_of_packages_and_the_working_directory_and_imports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "never_imported"
+    package.mkdir()
+    for name in ("__init__.py", "inner.py"):
+        (package / name).write_text(f"raise RuntimeError({name!r})")
+    monkeypatch.chdir(tmp_path)
+    whole, inner, named, beyond = (
+        digest_of_code(f"never_imported{rest}") for rest in ("", ".inner", ".inner.Mine", ".gone")
+    )
+    assert whole and inner and whole != inner
+    assert (named, beyond) == (inner, whole)  # the module that an import path begins with
+    assert digest_of_code("no_such_module.at_all") == ""
+    assert not [name for name in sys.modules if name.startswith("never_imported")]

@@ -139,14 +139,14 @@ def test_one_cluster_is_fedavg():
 
 def test_every_option_changes_the_numbers():
     found = {}
-    plain = {"sample": 2, "eps": 0.5}
+    plain = {"sample": 3, "eps": 0.5}  # in a set of two both are as far from the mean
     for name, options in {
-        "plain": {}, "sample": {"sample": 3}, "draws": {"draws": 5}, "alpha": {"alpha": 0.5}, "eps": {"eps": 1e-9},
+        "plain": {}, "sample": {"sample": 4}, "draws": {"draws": 5}, "alpha": {"alpha": 0.5}, "eps": {"eps": 1e-9},
         "beta": {"beta": 40.0}, "min_size": {"min_size": 5}, "parts": {"parts": 2},
         "clustering": {"clustering": "agglomerative"},
     }.items():  # fmt: skip
-        targets = np.random.default_rng(3).normal(0.0, 2.0, 16)
-        method, fleet = fedgwc_of(targets, clusters=6, **{**plain, **options})
+        targets = np.random.default_rng(3).normal(0.0, 2.0, 24)
+        method, fleet = fedgwc_of(targets, clusters=8, **{**plain, **options})
         for round in range(1, 9):
             fleet.begin(round)
             method.round(fleet, round)
