@@ -130,6 +130,8 @@ def _lines(data: Data) -> Drawn:
         for mark in series["marks"]:
             axes.axvline(mark, color=paint, linestyle=":", linewidth=1)
     axes.set(xlabel=data["x"], ylabel=data["y"])
+    if data["x"] == "round":
+        axes.xaxis.get_major_locator().set_params(integer=True)  # there is no round one and a half
     axes.grid(alpha=0.25)
     _legend(axes, [series["name"] for series in data["series"]])
     return drawn
