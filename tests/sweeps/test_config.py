@@ -114,6 +114,16 @@ def test_options_in_the_file_reach_the_trials_of_their_method(tmp_path: Path) ->
         sweep_of(tmp_path, "ditto: {weight: 0.7}\nsweep: {methods: [fedavg, fedprox]}")
 
 
+def test_options_of_methods_that_the_command_line_replaces_go_with_them(tmp_path: Path) -> None:
+    methods = "[fedavg, fesem+cam, {ensemble: ['ifca+cam*{clusters}']}]"
+    text = f"cam: {{lam: 0.5}}\nfesem: {{starts: 3}}\nsweep: {{methods: {methods}}}"
+    assert sweep_of(tmp_path, text, "sweep.methods=[fedavg]").planned == 1
+    config: Any = sweep_of(tmp_path, text, "sweep.methods=[fesem]").trials()[0].config
+    assert config.fesem.starts == 3 and getattr(config.cam, "lam", None) != 0.5
+    with refused("unread", setting="fesem.starts"):  # the command line says both
+        sweep_of(tmp_path, text, "sweep.methods=[fedavg]", "fesem.starts=4")
+
+
 def test_settings_of_local_training_are_not_options_of_the_method_local(tmp_path: Path) -> None:
     text = "local: {lr: 0.25, epochs: 3}\nsweep: {methods: [local, fedavg]}"
     found = {t.group: (t.config.local.lr, t.config.local.epochs) for t in sweep_of(tmp_path, text).trials()}
