@@ -75,7 +75,7 @@ def test_one_actor_for_each_client(ray_cluster: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_mistake_that_only_an_actor_can_see_is_one_sentence(ray_cluster: Path) -> None:
+def test_mistake_that_only_an_actor_can_see_is_one_sentence(ray_cluster: Path) -> None:
     settings = ("method=fedavg", "model=auto", "model.target=tests.support.modules.TwoOptimizers")
     with refused("wrong-result", says=("TwoOptimizers", "list"), name="configure_optimizers") as caught:
         RaySession(plan_of(*settings, "fleet.backend=ray", "fleet.actors=1"))

@@ -208,7 +208,7 @@ def test_actors_of_auto_say_what_they_compute_on_and_give_the_same_bits(
 
 @pytest.mark.ray
 @pytest.mark.full
-def test_the_number_of_clusters_is_chosen_on_the_devices_of_the_run(
+def test_number_of_clusters_is_chosen_on_the_devices_of_the_run(
     ray_cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same K and losses as in process, by actors with a GPU each that serve every K."""

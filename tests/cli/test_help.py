@@ -66,7 +66,7 @@ def examples() -> list[str]:
     return sorted(set(found))
 
 
-def test_the_help_has_examples_of_the_main_things() -> None:
+def test_help_has_examples_of_the_main_things() -> None:
     assert len(examples()) >= 20
     text = "\n".join(examples())
     for thing in ("--config", "method=", "data=", "partition=", "fleet.gpus=", "storage=", *NAMES):
