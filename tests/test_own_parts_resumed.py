@@ -269,7 +269,7 @@ def test_own_sampler_killed_and_resumed_on_ray_tune(theirs: Path) -> None:
 @pytest.mark.full
 @pytest.mark.ray
 def test_own_scheduler_killed_and_resumed_on_ray_tune(theirs: Path) -> None:
-    """It is told again what trials reported before the kill: the first trial stays the first."""
+    """What trials reported before the kill is reported to it again: the first trial stays the first."""
     line = sampled(*ON_TUNE, "sweep.scheduler=halfway")
     killed_on_ray_tune(theirs, *line)
     rows = list(rows_of(theirs / "runs/killed").values())

@@ -318,7 +318,7 @@ class Drive:
             raise ActorsLost(f"no capacity to continue: {error}") from error
         del checkpoint  # the server's state, which the session has now
         run.session = session
-        # A run that began on GPUs goes on there: after a loss it waits for some rather than crawl on a CPU. One that
+        # A run that began on GPUs stays there: after a loss it waits for some rather than crawl on a CPU. One that
         # loses actors wants as many as it began with.
         first = self.plan.actors or session.actors
         self.plan = dataclasses.replace(self.plan, gpus=session.gpus, actors=first)

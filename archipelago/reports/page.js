@@ -27,7 +27,7 @@
     }, more || {});
   }
 
-  /* Names of bars from top to bottom; on a phone in two lines, so that the bars keep their room. */
+  /* Names of bars from top to bottom; on a phone in two lines, so that the bars keep their width. */
   function names(texts) {
     const shown = narrow() ? texts.map((text) => text.replace(/, K = /, "<br>K = ").replace(/ \(/, "<br>(")) : texts;
     return axis("", { autorange: "reversed", tickmode: "array", tickvals: texts, ticktext: shown });

@@ -5,7 +5,7 @@ hash. Whoever continues, reports or adopts a run compares: a config that was edi
 checkpoint of another run is noticed, and the sentence names what differs. Runs from before have none.
 
 Beside it stand digests of the code of somebody's own that the run imports (plug-ins, import paths): a part of its own,
-as code changes without the results changing. Who resumes or adopts is told, and reports say where rows differ in it.
+as code changes without the results changing. `resume` and `adopt` report a difference, as reports do of rows.
 """
 
 from __future__ import annotations

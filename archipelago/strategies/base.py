@@ -115,6 +115,9 @@ class Strategy(WithState):
     fixed: ClassVar[bool] = False  # its clusters never change
     reads_clusters: ClassVar[bool] = False  # `clusters` means something to it although it is not `clustered`
     takes_steps: ClassVar[bool] = True  # clients take local steps, on an objective that terms can be added to
+    corrected: ClassVar[bool] = (
+        False  # steps go along more than a client's own gradient, and so does their momentum
+    )
     compares_models: ClassVar[bool] = (
         False  # participants pass their samples through all K models, in every round
     )

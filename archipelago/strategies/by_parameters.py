@@ -21,12 +21,13 @@ from archipelago.strategies.clustering import (
 )
 from archipelago.strategies.clustering_rules import mean_distances
 from archipelago.strategies.descriptors import (
-    CHANGES,
+    DIRECTIONS,
     PARTS,
     UPDATES,
     check_features,
     described,
     described_unlabelled,
+    directions,
     reads_labels,
     updates,
 )
@@ -55,7 +56,8 @@ class ByParametersOptions:
 
     features: str = setting(
         "classifier",
-        "what is clustered: classifier, head, parameters, updates, or a descriptor (see `list`)",
+        "what is clustered: classifier, head, parameters, updates, directions (of models, from the mean of all "
+        "clusters: where few take part), or a descriptor (see `list`)",
     )
     clustering: str = setting("kmeans", "clustering rule (see `list`), or an import path")
     distance: str = setting("euclidean", "how far apart clients are", choices=DISTANCES)
@@ -117,11 +119,17 @@ class ByParameters(ClusteredModels):
         chosen, arrived = self.options.features, theta.arrived
         if chosen in PARTS:
             self.notice(theta)
-        elif chosen in (UPDATES, CHANGES):
-            ids, new = theta.ids[arrived], updates(theta, self.clusters, c, fleet.spec.parameters)[arrived]
-            if chosen == CHANGES and self.points is not None:
-                new += np.nan_to_num(self.points[ids])
-            self.keep_points(ids, new)
+        elif chosen == UPDATES:
+            self.keep_points(
+                theta.ids[arrived], updates(theta, self.clusters, c, fleet.spec.parameters)[arrived]
+            )
+        elif chosen == DIRECTIONS:
+            assert self.assignment is not None
+            # An empty cluster stays where it is, at the start for ever: it would add that to every direction.
+            used = np.unique(self.assignment[self.assignment != UNASSIGNED])
+            used = used if len(used) else np.arange(self.K)
+            found = directions(theta, self.clusters, used, fleet.spec.parameters)
+            self.keep_points(theta.ids[arrived], found[arrived])
         else:
             # Asked once for each state of its data, with the model that all started from.
             since = self.context.since(self.number)

@@ -24,8 +24,8 @@ DESCRIPTORS: Registry[Descriptor] = Registry("descriptor")
 
 PARTS = ("classifier", "head", "parameters")  # of a trained model
 UPDATES = "updates"  # trained minus received, over the trainable parameters
-CHANGES = "changes"  # a client's updates of all rounds, added up: it does not matter which round it was last seen in
-FEATURES = (*PARTS, UPDATES, CHANGES)
+DIRECTIONS = "directions"  # where a trained model lies from the mean of all clusters, whatever the round it was seen in
+FEATURES = (*PARTS, UPDATES, DIRECTIONS)
 
 
 @DESCRIPTORS.register(
@@ -63,6 +63,12 @@ def reads_labels(features: str) -> bool:
 def updates(theta: Handle, received: Models, c: Indices, parameters: int) -> npt.NDArray[np.float32]:
     """(n, parameters): what each client's training added to the model of its cluster c."""
     return theta.gather(np.arange(parameters)) - received.values[c, :parameters]
+
+
+def directions(theta: Handle, clusters: Models, in_use: Indices, parameters: int) -> npt.NDArray[np.float32]:
+    """(n, parameters) of length 1: where trained models lie from the mean of the clusters `in_use`."""
+    away = theta.gather(np.arange(parameters)) - clusters.values[in_use, :parameters].mean(axis=0)
+    return away / np.maximum(np.linalg.norm(away, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
 def described(fleet: FleetView, name: str, model: Reference) -> npt.NDArray[np.float64]:

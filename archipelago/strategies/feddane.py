@@ -77,6 +77,7 @@ class FedDANE(SingleModel):
     )  # fmt: skip
 
     Options = FedDANEOptions
+    corrected = True
 
     def round(self, fleet: FleetView) -> None:
         g = fleet.gradients(at=self.model)  # phase 1: grad F_k(w^{t-1})

@@ -45,7 +45,7 @@ Where a new cluster starts
 Number of clusters
     paper   not limited
     code    as many models as there are; beyond them no new one is made, or the least recently used is given up
-    here    `clusters` is the most that are left after merging, which goes on past delta' if it must; new clusters,
+    here    `clusters` is the most that are left after merging, which continues past delta' if it must; new clusters,
             which are alone, are not counted
     option  clusters
 A cluster without clients

@@ -1,4 +1,4 @@
-"""FedGroup (FlexCFL): groups by the decomposed cosine similarity of pre-trained updates; newcomers join by direction.
+"""FedGroup (FlexCFL): groups by the decomposed cosine similarity of pre-trained updates; new clients join by direction.
 
 Duan, Liu, Ji, Liu, Liang, Chen, Tan, "FedGroup: Efficient Federated Learning via Decomposed Similarity-Based
 Clustering", ISPA 2021 (arXiv:2010.06870); Duan et al., "Flexible Clustered Federated Learning for Client-Level Data

@@ -96,7 +96,7 @@ class PACFL(OneShot):
 
     Options = PACFLOptions
     state = (*OneShot.state, "width")
-    width = 0  # vectors that a signature has room for
+    width = 0  # vectors that a signature can hold
 
     def expect(self, fleet: FleetView) -> Indices:
         """Algorithm 1, lines 1 to 7, before the first training; then the cluster that each client is in."""

@@ -72,7 +72,7 @@ class RobustOptions:
                               at_least=0, below=0.5)  # fmt: skip
     features: str = setting(
         "classifier",
-        "what K-means sees: classifier, head, parameters, updates, or a descriptor (see `list`)",
+        "what K-means sees: classifier, head, parameters, updates, directions, or a descriptor (see `list`)",
     )
     distance: str = setting("euclidean", "how far apart clients are", choices=DISTANCES)
     clustering: str = setting("trimmed_kmeans", "clustering rule (see `list`), or an import path")

@@ -20,13 +20,14 @@ What K-means sees
     paper   theta_i
     code    the last layer's weight matrix, fitted afresh each round
     here    as the code
-    option  wecfl.features=head|parameters|updates, or a descriptor; wecfl.warm
+    option  wecfl.features=head|parameters|updates|directions, or a descriptor; wecfl.warm
 The difference to FeSEM
     code    K-means' sample weights psi_i alone
     here    as the code: with equal n_i both are the same
 Absent clients
     paper   all take part
     here    K-means sees the newest known point of every client, as FeSEM's code does
+    option  wecfl.features=directions, see FeSEM
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ def collected(cells: Sequence[Cell], facts: dict[Cell, dict[str, Any]]) -> Resul
         made = Run(cell.situation, facts[cell], beside, grid.expectations(cell.method))
         runs.setdefault((cell.method, cell.situation), []).append(made)
         seeds.setdefault((cell.method, cell.situation), []).append(cell.seed)
-    return Result(runs, seeds, sum(each["seconds"] for each in facts.values()), code_state())
+    seconds = sum({id(each): each["seconds"] for each in facts.values()}.values())
+    return Result(runs, seeds, seconds, code_state())
 
 
 def write(result: Result, folder: Path) -> None:

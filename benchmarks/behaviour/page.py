@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +60,11 @@ class Result:
         found = {situation for _, situation in self.runs}
         return [name for name in SITUATIONS if name in found]
 
+    @property
+    def facts(self) -> list[Mapping[str, Any]]:
+        """Of every run, once: cells that differ by a setting that a method does not read are one."""
+        return list({id(run.facts): run.facts for runs in self.runs.values() for run in runs}.values())
+
     def verdicts(self) -> dict[tuple[str, str], Verdict]:
         """One for each method and situation."""
         return {key: checks.verdict(runs) for key, runs in self.runs.items()}
@@ -95,7 +101,7 @@ def page(result: Result) -> str:
 
 def _summary(result: Result, verdicts: Verdicts) -> list[str]:
     counts = {state: sum(each.state == state for each in verdicts.values()) for state in SYMBOLS}
-    runs = sum(map(len, result.runs.values()))
+    cells, runs = sum(map(len, result.runs.values())), len(result.facts)
     each = sorted(set(map(len, result.seeds.values()))) or [0]
     seeds = (
         f"{each[0]} to {each[-1]} seeds" if len(each) > 1 else f"{each[0]} seed{'s' if each[0] != 1 else ''}"
@@ -103,8 +109,9 @@ def _summary(result: Result, verdicts: Verdicts) -> list[str]:
     missing = len(result.methods) * len(result.situations) - len(verdicts)
     return [
         f"{len(result.methods)} methods (every registered base, and every base with each add-on that fits) in "
-        f"{len(result.situations)} plain situations, {seeds} each: {runs} runs on "
-        f"scikit-learn's digits, {result.seconds / 60:.0f} minutes of processor time. Of {len(verdicts)} cells "
+        f"{len(result.situations)} plain situations, {seeds} each: {cells} results of {runs} runs on "
+        "scikit-learn's digits (situations that differ by what a method does not read are one run), "
+        f"{result.seconds / 60:.0f} minutes of processor time. Of {len(verdicts)} cells "
         f"{counts[GREEN]} are green, {counts[AMBER]} amber and {counts[RED]} red; {counts[NONE]} do not apply."
         + (f" {missing} more have not been run yet: their places are empty." if missing else ""),
         "",

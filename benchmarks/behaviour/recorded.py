@@ -108,9 +108,5 @@ def beside(result: Result, path: Path) -> Result:
             continue
         runs[key] = [*runs.get(key, ()), made]
         seeds.setdefault(key, []).append(seed)
-    return replace(
-        result,
-        runs=runs,
-        seeds=seeds,
-        seconds=sum(run.facts["seconds"] for each in runs.values() for run in each),
-    )
+    made = replace(result, runs=runs, seeds=seeds)
+    return replace(made, seconds=sum(facts["seconds"] for facts in made.facts))

@@ -123,7 +123,7 @@ class TestHoldOut:
 
     def test_what_cannot_be_held_out(self) -> None:
         with refused(
-            "needs-groups", setting="partition.holdout", says=("partition=dirichlet", "partition=mixture")
+            "needs-groups", setting="partition.holdout", says=("dirichlet", "mixture")
         ):
             build(name="dirichlet", holdout=0.2)
         with refused("shared-samples", setting="partition.holdout", says="partition.compat=fedbase"):

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from archipelago.core.errors import UserError
 from lightning_modules.engines import TrainJob, make_engine
 from lightning_modules.engines.compiled import build, recipe
 from tests.support.compiled import DIGEST_JOBS, Bench, digest, network
 from tests.support.compiled_machines import NARROW, WIDE
+from tests.support.errors import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "tests/support/compiled_digests.json"
@@ -239,7 +239,7 @@ def test_a_compiler_that_fails_is_said(fresh, tmp_path):
 
 def test_an_unknown_instruction_set_is_a_sentence(fresh):
     fresh.setenv("ARCHIPELAGO_KERNELS", "neon")
-    with pytest.raises(UserError, match="avx512, avx2, got 'neon'"):
+    with refused("unknown-choice", setting="ARCHIPELAGO_KERNELS", given="neon"):
         build.chosen_instructions()
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from archipelago.core.errors import UserError
 from archipelago.core.randomness import generator
 from archipelago.core.schema import composed
 from archipelago.core.settings import LocalSettings, ModelSettings
@@ -14,6 +13,7 @@ from lightning_modules.engines import Term, TrainJob, make_engine, objective
 from lightning_modules.engines.stacked import STACKED_TOLERANCE
 from lightning_modules.flat import FlatModel, is_value, value_of
 from lightning_modules.samples import Samples
+from tests.support.errors import refused
 
 SHAPES = {"mlp": (1, 8, 8), "cnn_cifar": (3, 32, 32), "cnn_fashion": (1, 28, 28)}
 
@@ -177,7 +177,7 @@ def test_a_module_with_only_a_training_step_runs_and_is_refused_where_it_cannot(
     jobs = jobs_for(model, count=2)
     trained = results(name, model, samples, jobs)
     assert not np.array_equal(trained[0].model, jobs[0].start) and trained[0].optimizer_state
-    with pytest.raises(UserError, match="has only a training_step"):
+    with refused("incomplete-module", says="ForeignModule", lacks="loss"):
         results(name, model, samples, jobs_for(model, count=2, penalties=penalties))
 
 
@@ -252,7 +252,7 @@ def test_dropout_draws_from_the_clients_own_seed_and_leaves_the_global_generator
 
 
 def test_two_optimizers_are_refused_with_a_sentence():
-    with pytest.raises(UserError, match="return one torch optimizer"):
+    with refused("wrong-result", says="TwoOptimizers", name="configure_optimizers"):
         setup(target="tests.support.modules.TwoOptimizers")
 
 
@@ -369,7 +369,7 @@ def test_buffers_that_somebody_replaced_come_back_into_the_model():
 
 def test_trainer_callbacks_must_be_callbacks():
     model, samples = setup()
-    with pytest.raises(UserError, match=r"local\.trainer\.callbacks to name a Callback"):
+    with refused("wrong-kind", says="local.trainer.callbacks", kind="Callback", name="os.getcwd"):
         next(
             make_engine(
                 "trainer", model, samples, composed(LocalSettings)(trainer={"callbacks": ["os.getcwd"]})

@@ -25,7 +25,6 @@ from safetensors.numpy import load_file, save_file
 
 import archipelago
 import archipelago.reports.drawing
-from archipelago.core.errors import UserError
 from archipelago.experiments.config import load_config
 from archipelago.experiments.runner import run_experiment
 from archipelago.reports.build import DETAILED, Report, ReportRequest, _for_papers, build_report
@@ -41,6 +40,7 @@ from archipelago.runs.files import RunFiles
 from archipelago.runs.sweeps import find_trials
 from tests.support.browser import CHROMIUM, look
 from tests.support.callbacks import OnRound
+from tests.support.errors import refused
 from tests.support.written_runs import write_csv, write_run, write_sweep
 
 SMALL = [
@@ -633,7 +633,7 @@ def test_a_damaged_file_is_a_sentence(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     with (path / "metrics.csv").open("a") as file:
         file.write("5" + ",0.1" * 20 + "\n")  # more cells than columns
-    with pytest.raises(UserError, match=r"metrics\.csv is damaged"):
+    with refused("damaged", says="metrics.csv"):
         build_report(ReportRequest([str(path)]))
 
 

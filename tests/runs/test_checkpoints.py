@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.runs.checkpoints import CheckpointWriter, checkpoints, latest, load
+from tests.support.errors import refused
 
 
 def parts(round: int) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(run: Path, dam
     assert len(warnings) == 1
     assert "checkpoint of round 20 was passed over" in warnings[0]
     damage(run / "checkpoints" / "round-000010" / file)
-    with pytest.raises(UserError, match=r"No checkpoint of .* can be read .*another name"):
+    with refused("no-checkpoint", says="name"):
         latest(run)
 
 

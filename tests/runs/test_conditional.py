@@ -14,6 +14,7 @@ from archipelago.runs import conditional, lease
 from archipelago.runs.conditional import Keys, create_text, credentials, replace_text, signed, version_of
 from archipelago.runs.lease import Lease
 from archipelago.runs.storage import read_text, remove_file, write_text
+from tests.support.errors import refused
 from tests.support.leases import holder, put_lease
 from tests.support.s3 import s3_server
 
@@ -153,6 +154,6 @@ def test_lease_that_a_store_always_refuses_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(lease, "create_text", lambda address, text: False)
-    with pytest.raises(UserError, match="nobody holds it"):
+    with refused("unwritable", says=".lease.json"):
         Lease(tmp_path.as_uri())
     write_text((tmp_path / "x").as_uri(), "x")  # the store is fine

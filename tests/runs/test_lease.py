@@ -263,7 +263,7 @@ def test_lease_in_a_store_out_of_reach_is_a_mistake_only_at_the_start(
     held = Lease(address)
     with monkeypatch.context() as patch:
         patch.setattr(lease, "read_text", out_of_reach)
-        with pytest.raises(UserError, match="out of reach"):
+        with refused("unwritable", says="out of reach"):
             Lease(address)
         with pytest.raises(OSError, match="out of reach"):  # exit code 1: resume continues
             held.renew()
@@ -296,14 +296,14 @@ def test_working_copies_are_private(address: str, tmp_path: Path, monkeypatch: p
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("mine")
     place.symlink_to(tmp_path / "mine")
-    with pytest.raises(UserError, match="TMPDIR"), writable(address):
+    with refused("untrusted", says="TMPDIR"), writable(address):
         pass
     assert files(tmp_path / "mine") == {"notes.txt": b"mine"}
     place.unlink()
     place.mkdir()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     place.rename(place.with_name("archipelago-12345"))
-    with pytest.raises(UserError, match="of user 12345, got a folder of user"), writable(address):
+    with refused("untrusted", says="user 12345"), writable(address):
         pass
 
 

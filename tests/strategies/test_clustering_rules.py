@@ -160,6 +160,7 @@ def test_features_and_distance_reach_the_numbers_of_a_method(rule):
         ("classifier",),
         ("head",),
         ("updates",),
+        ("directions",),
         ("label_shares",),
         ("moments",),
         ("updates", "cosine"),

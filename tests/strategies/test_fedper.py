@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.core.schema import composed
 from archipelago.core.settings import AggregationSettings, ModelSettings
 from archipelago.strategies import fedper as module
@@ -11,6 +10,7 @@ from archipelago.strategies.fedper import FedPerOptions, private_columns
 from archipelago.strategies.parameters import ModelEntry, ModelSpec
 from archipelago.strategies.references import Merged, Prediction
 from tests.support.equality import assert_same_bits_everywhere
+from tests.support.errors import refused
 from tests.support.experiments import checkpoint_of, run, session_of
 from tests.support.scalar import method_of, scalar_fleet
 
@@ -189,7 +189,7 @@ def test_a_client_that_blows_up_keeps_no_head_and_is_not_averaged():
 
 
 def test_matched_averaging_is_refused():
-    with pytest.raises(UserError, match="matched"):
+    with refused("aggregation", says="method=fedper", rule="matched"):
         method_of("fedper", scalar_fleet(TWO), aggregation=AggregationSettings(name="matched"))
 
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from archipelago.core.errors import ClientFailure, UserError
+from archipelago.core.errors import ClientFailure
 from archipelago.core.settings import AggregationSettings
 from tests.support.equality import assert_same_bits_everywhere
+from tests.support.errors import refused
 from tests.support.experiments import run, session_of
 from tests.support.scalar import method_of, scalar_fleet
 
@@ -66,7 +67,7 @@ def test_the_length_of_a_training_does_not_matter():
 
 
 def test_other_local_settings_are_refused() -> None:
-    with pytest.raises(UserError, match="clients take steps"):
+    with refused("unread", says="method=fedsgd", setting="local.momentum"):
         session_of("method=fedsgd", "local.momentum=0.5")
 
 
@@ -114,9 +115,9 @@ def test_batch_norm_keeps_its_first_statistics_and_the_run_says_so():
 
 def test_what_makes_no_sense_with_gradients_is_refused():
     fleet = scalar_fleet(TWO)
-    with pytest.raises(UserError, match="matched"):
+    with refused("aggregation", says="method=fedsgd", rule="matched"):
         method_of("fedsgd", fleet, aggregation=AggregationSettings(name="matched"))
-    with pytest.raises(UserError, match="fedsgd"):
+    with refused("add-on", addon="prox", base="fedsgd"):
         method_of("fedsgd+prox", fleet).round(fleet)
 
 

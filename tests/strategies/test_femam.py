@@ -5,7 +5,6 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 from actors.session import Checkpoint
-from archipelago.core.errors import UserError
 from archipelago.runs.trees import pack, unpack
 from archipelago.strategies.base import UNASSIGNED, Context
 from archipelago.strategies.clustering import normalised
@@ -13,6 +12,7 @@ from archipelago.strategies.ensemble import build_ensemble
 from archipelago.strategies.femam import FeMAM, FeMAMOptions
 from archipelago.strategies.levels import NOTHING
 from archipelago.strategies.references import Models, Prediction
+from tests.support.errors import refused
 from tests.support.experiments import checkpoint_of, config_of, digest, outcome, run, session_of
 from tests.support.scalar import method_of, scalar_fleet
 
@@ -298,9 +298,17 @@ def test_validation_losses_decide_where_there_are_any():
     assert any("no validation samples" in event for event in other.events)
 
 
-@pytest.mark.parametrize("wrong", ["levels=[2,2]", "levels=[]", "schedule=[3]", "schedule=[1,1,1,1,1,1]"])
-def test_impossible_levels_are_refused_with_a_sentence(wrong):
-    with pytest.raises(UserError, match=f"Expected femam.{wrong.partition('=')[0]}"):
+@pytest.mark.parametrize(
+    ("wrong", "code", "given"),
+    [
+        ("levels=[2,2]", "wrong-form", [2, 2]),
+        ("levels=[]", "wrong-form", []),
+        ("schedule=[3]", "unequal-lengths", [3]),
+        ("schedule=[1,1,1,1,1,1]", "unequal-lengths", [1] * 6),
+    ],
+)
+def test_impossible_levels_are_refused_with_a_sentence(wrong, code, given):
+    with refused(code, says=(f"femam.{wrong.partition('=')[0]}", str(given))):
         config_of("method=femam", f"femam.{wrong}")
 
 

@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 
+from actors.session import InProcessSession
+from archipelago.data import build_federation
+from archipelago.experiments.config import load_config
+from archipelago.experiments.plan import make_plan
 from archipelago.strategies.fesem import FeSEMOptions
 from archipelago.strategies.references import Models
+from benchmarks.behaviour.situations import settings
+from tests.support.errors import refused
 from tests.support.experiments import digest, outcome, run, session_of
 from tests.support.scalar import method_of, scalar_fleet
 
@@ -56,6 +62,39 @@ def test_the_m_step_of_fesem_by_hand_with_unequal_sizes(weights, centre):
     assert base.base.clusters.values[base.base.assignment[[0, 2]], 0].tolist() == pytest.approx(
         [centre, -0.4]
     )
+
+
+def test_fesem_directions_from_the_mean_of_clusters_in_use_by_hand():
+    # theta = 0.4, 0.8 and -0.4 from 0: directions 1, 1 and -1, whatever their lengths.
+    fleet = scalar_fleet(THREE, lr=0.1)
+    base = method_of("fesem", fleet, clusters=3, options={"fesem": FeSEMOptions(features="directions")}).base
+    base.clusters = Models(np.zeros((3, 1), np.float32))
+    base.round(fleet)
+    assert base.points.ravel().tolist() == pytest.approx([1.0, 1.0, -1.0])
+    c = base.assignment
+    assert c[0] == c[1] != c[2]
+    # Centres 0.6 and -0.4; the third has no client, and where it is does not matter. theta = 0.88, 1.28, -0.72.
+    (empty,) = set(range(3)) - set(c)
+    moved = base.clusters.values.copy()
+    moved[empty] = 1000.0
+    base.clusters = Models(moved)
+    base.round(fleet)
+    assert base.points.ravel().tolist() == pytest.approx([1.0, 1.0, -1.0])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_fesem_directions_find_groups_where_few_take_part(seed):
+    """Models of different rounds differ by their rounds, and clusters that part by that stay apart (`STALE`)."""
+    found = {}
+    for features in ("classifier", "directions"):
+        asked = [*settings("fesem", "participation", seed), f"fesem.features={features}"]
+        config = load_config(None, asked)
+        federation = build_federation(config.data, config.partition, config.clients, config.seed)
+        session = InProcessSession(make_plan(config, federation))
+        found[features] = run(session, config.rounds)[-1].metrics
+    assert found["classifier"]["ari"] < 0.5 and found["directions"]["ari"] == 1.0
+    assert found["directions"]["accuracy"] > found["classifier"]["accuracy"]
 
 
 @pytest.mark.parametrize("method", ["oracle", "random"])
@@ -172,13 +211,12 @@ def test_fewer_distinct_models_than_clusters_is_reported_and_survived():
 
 
 def test_oracle_needs_ground_truth_groups_and_a_cluster_for_each():
-    from archipelago.core.errors import UserError
 
     session = session_of("method=oracle", "clusters=4", "data.rotations=4")
     assert run(session, 1)[0].metrics["ari"] == 1.0
-    with pytest.raises(UserError, match="set clusters=4"):
+    with refused("too-few-clusters", says="clusters=4", clusters=2, groups=4):
         session_of("method=oracle", "clusters=2", "data.rotations=4")
-    with pytest.raises(UserError, match="ground-truth groups"):
+    with refused("needs-groups", says="data.rotations", setting="method=oracle"):
         session_of("method=oracle", "data.rotations=1")
 
 
