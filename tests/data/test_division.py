@@ -122,9 +122,7 @@ class TestHoldOut:
         assert len(counts) == 2 and counts[0] == counts[1] and counts[0][0] == counts[0][1] > 10
 
     def test_what_cannot_be_held_out(self) -> None:
-        with refused(
-            "needs-groups", setting="partition.holdout", says=("dirichlet", "mixture")
-        ):
+        with refused("needs-groups", setting="partition.holdout", says=("dirichlet", "mixture")):
             build(name="dirichlet", holdout=0.2)
         with refused("shared-samples", setting="partition.holdout", says="partition.compat=fedbase"):
             build(name="cluster_dirichlet", compat="fedbase", holdout=0.2)

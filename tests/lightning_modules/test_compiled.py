@@ -82,7 +82,11 @@ def beside_float64(bench, job, found, factor):
         # A parameter is a float32: half a unit in the last place of the largest is no error of the kernels.
         rounding = 1.2e-7 * np.abs(exact.model).max() / np.abs(exact.model - job.start).max()
         grows, grows_kept = (factor * each for each in bench.sensitivity())
-        wide = [model / (MODEL * grows + rounding), kept / (STATE * grows_kept), objective / (OBJECTIVE * factor)]
+        wide = [
+            model / (MODEL * grows + rounding),
+            kept / (STATE * grows_kept),
+            objective / (OBJECTIVE * factor),
+        ]
         if "0.exp_avg" in found.optimizer_state:
             moved = bench.moved_by_adam(job.start[: bench.model.spec.parameters], found.optimizer_state)
             away = np.abs(found.model[: len(moved)] - moved).max() / np.abs(exact.model - job.start).max()

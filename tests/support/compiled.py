@@ -201,9 +201,7 @@ def ties_noted(turned: Collection[Tie] = (), within: float = 2e-6) -> Iterator[l
         if kernel[0] * kernel[1] > 1:
             seen, (height, width) = x.detach(), x.shape[2:]
             rows, columns = pool(seen, kernel_size, stride, padding, *rest, **named).shape[2:]
-            around = F.pad(
-                seen, (pad[1], pad[1] + kernel[1], pad[0], pad[0] + kernel[0]), value=-math.inf
-            )
+            around = F.pad(seen, (pad[1], pad[1] + kernel[1], pad[0], pad[0] + kernel[0]), value=-math.inf)
             windows = around.unfold(2, kernel[0], step[0]).unfold(3, kernel[1], step[1])
             two = windows[:, :, :rows, :columns].flatten(4).topk(2, dim=-1)
             gap = two.values[..., 0] - two.values[..., 1]
