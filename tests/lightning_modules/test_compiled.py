@@ -143,7 +143,8 @@ def proximal(bench):
 def contrasts(bench):
     """CON's two forms: one of the head's parameters, one of the outputs on the batch."""
     rng = np.random.default_rng(0)
-    models = rng.standard_normal((3, bench.model.spec.size)).astype(np.float32) * np.float32(0.1)
+    models = [0.1 * each for each in rng.standard_normal((3, bench.model.spec.size))]
+    models = np.stack([with_statistics(bench, each) for each in models])
     columns = bench.model.spec.columns("head")
     own, heads = torch.tensor(1), torch.from_numpy(models[:, : bench.model.spec.parameters])
     return [
@@ -174,7 +175,14 @@ def weights(bench):
 
 def frozen(bench):
     start = bench.model.vector()
-    return [start * np.float32(0.5), start * np.float32(-1.5)]
+    return [with_statistics(bench, factor * start) for factor in (0.5, -1.5)]
+
+
+def with_statistics(bench, model):
+    """A model with the network's own running statistics: a variance is not negative."""
+    model, buffers = model.astype(np.float32), bench.model.spec.columns("buffers")
+    model[buffers] = bench.model.vector()[buffers]
+    return model
 
 
 OPTIONS = {
