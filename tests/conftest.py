@@ -12,7 +12,7 @@ from tests.support.clusters import own_cluster, short_folder
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` finds the files with tests that need a cluster by their marks: one that it missed would not be run."""
+    """`make test` finds the files with tests of clusters by their marks: one that it missed would not be run."""
     files = {item.path for item in items if item.get_closest_marker("ray") is not None}
     for path in files:
         if "mark.ray" not in path.read_text(encoding="utf-8"):
