@@ -46,6 +46,7 @@ def general_help(program: str, commands: Sequence[Described]) -> str:
     rows = [("", "the demonstration, ends in a table")]
     rows += [row for each in commands for row in each.in_general_help()]
     rows += [("COMMAND --help", "arguments, options and examples of one command"), COMPLETION]
+    rows += [("--version", "the version of the package")]
     column = min(max(len(f"{program} {usage}") for usage, _ in rows), WIDTH - 44) + 4
     lines = ["Archipelago: experiments in clustered federated learning, on Ray actors and Lightning modules."]
     lines += ["", "Usage"]

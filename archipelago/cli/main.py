@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 import typer
 from typer.core import TyperGroup
@@ -38,6 +39,9 @@ COMMANDS = (
 )  # fmt: skip
 
 
+DISTRIBUTION = "archipelago-fl"
+
+
 @functools.cache
 def app() -> TyperGroup:
     """The commands, as Typer sees them."""
@@ -46,6 +50,9 @@ def app() -> TyperGroup:
 
 def parse(arguments: Sequence[str]) -> Request:
     """Read the command line; a word that means nothing is answered with a sentence."""
+    if list(arguments) == ["--version"]:
+        print(version())
+        return Answered()
     try:
         found = app().main(
             list(arguments),
@@ -61,6 +68,14 @@ def parse(arguments: Sequence[str]) -> Request:
         found.typed = redacted(f"{program()} {shlex.join(arguments)}".strip())
         return found
     return Answered()
+
+
+def version() -> str:
+    """Of the installed package, or of a checkout that was not installed."""
+    try:
+        return f"{DISTRIBUTION} {metadata.version(DISTRIBUTION)}"
+    except metadata.PackageNotFoundError:
+        return f"{DISTRIBUTION}, a checkout that is not installed"
 
 
 def main(arguments: Sequence[str], started_as: str = "archipelago") -> int:

@@ -103,8 +103,8 @@ def adopt(
         prediction = tuned(fleet, prediction)
     columns, clusters = fleet.evaluate(prediction, "test"), method.labels(fleet)
     del columns["client"]  # an id of the fleet; here they are counted
-    joined = {} if clusters is None else {"cluster": clusters}
-    return pd.DataFrame({"client": np.arange(len(ids)), **joined, **columns})
+    cluster = {} if clusters is None else {"cluster": clusters}
+    return pd.DataFrame({"client": np.arange(len(ids)), **cluster, **columns})
 
 
 def _fleet_of(

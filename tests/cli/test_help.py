@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def examples() -> list[str]:
     return sorted(set(found))
 
 
-def test_the_help_has_examples_of_the_main_things() -> None:
+def test_help_has_examples_of_the_main_things() -> None:
     assert len(examples()) >= 20
     text = "\n".join(examples())
     for thing in ("--config", "method=", "data=", "partition=", "fleet.gpus=", "storage=", *NAMES):
@@ -157,3 +158,12 @@ def test_help_and_a_simple_mistake_import_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_version_is_that_of_the_package(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"archipelago-fl {metadata.version('archipelago-fl')}\n"
+    monkeypatch.setattr("archipelago.cli.main.DISTRIBUTION", "never-installed")
+    assert main(["--version"]) == 0 and "not installed" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import archipelago.experiments.runner
+import archipelago.experiments.choose_clusters
 from archipelago.core.registry import REGISTRIES, Registry
 from archipelago.core.vocabulary import describe
 from archipelago.experiments.choose_clusters import Choice
@@ -66,7 +66,9 @@ def test_seeds_that_chose_their_own_number_of_clusters_are_one_row(
 ) -> None:
     chosen = {0: 2, 1: 2, 2: 3}
     monkeypatch.setattr(
-        archipelago.experiments.runner, "choose_clusters", lambda config: Choice(chosen[config.seed], ())
+        archipelago.experiments.choose_clusters,
+        "choose_clusters",
+        lambda config: Choice(chosen[config.seed], ()),
     )
     small = ["clients=4", "rounds=1", "local.steps=1", "fleet.backend=in_process", "model=mlp", "method=ifca"]
     config = load_config(overrides=[*small, "clusters=auto"], env={})

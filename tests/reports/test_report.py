@@ -381,6 +381,16 @@ def test_whiskers_end_inside_the_axis(tmp_path: Path) -> None:
     ]
     figure = compared(*far)["bars"][0]
     assert figure.data["range"][0] == 0 and "begin" not in figure.caption
+    # So does one that stands alone.
+    figure = compared(far[1])["bars"][0]
+    assert figure.data["range"][0] == 0 and figure.data["range"][1] > 90 and "begin" not in figure.caption
+
+
+def test_axis_of_few_rounds_has_whole_rounds_on_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", accuracy=[0.1, 0.2, 0.3, 0.4])
+    (figure,) = [each for each in compared(run)["convergence"] if each.choice["metric"] == "accuracy (%)"]
+    low, high = (axes := draw(figure).axes[0]).get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1, 2, 3, 4]
 
 
 def test_a_metric_that_is_nowhere_finite_has_no_bars(tmp_path: Path) -> None:
@@ -813,6 +823,17 @@ def test_a_phone_in_the_dark_reads_it_without_scrolling_sideways(report: Report)
     assert all(count > 0 for count in seen.answers["marks"])
     shade = [int(value) for value in re.findall(r"\d+", seen.answers["background"])[:3]]
     assert max(shade) < 80
+
+
+@needs_browser
+def test_axis_of_few_rounds_has_whole_rounds_on_the_page_too(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", accuracy=[0.1, 0.2, 0.3, 0.4])
+    built = build_report(ReportRequest([str(run)], figures="no"))
+    ticks = (
+        "[...document.querySelectorAll('[data-family=convergence] .xtick')].map((tick) => tick.textContent)"
+    )
+    seen = look(built.folder / "report.html", {"ticks": ticks}, ready=READY)
+    assert seen.answers["ticks"] == ["1", "2", "3", "4"]
 
 
 @needs_browser

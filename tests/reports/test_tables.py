@@ -514,6 +514,28 @@ def test_formats(tmp_path: Path) -> None:
     assert float(line["mean"]) == found[0].rows[0].cells["micro_accuracy"].mean
 
 
+class Terminal(io.StringIO):
+    """What a terminal of `COLUMNS` shows."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_table_wider_than_the_terminal_is_brief_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tables(compare(tmp_path))
+    monkeypatch.setenv("TERM", "xterm")
+    shown = {}
+    for columns in (100, 400):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        print_tables(found, stream := Terminal())
+        shown[columns] = stream.getvalue()
+    assert "vs best" in shown[400] and "vs best" not in shown[100]
+    assert "are in the report" in shown[100] and "are in the report" not in shown[400]
+    assert "70.00 ± 16.33" in shown[100]
+
+
 def test_problems_stand_side_by_side_in_latex(tmp_path: Path) -> None:
     paths = compare(tmp_path / "a")
     paths.append(write_run(tmp_path / "b", accuracy=[0.5] * 4, config={"data": {"name": "other"}}))

@@ -44,7 +44,7 @@ def test_one_round_by_hand():
     )
 
 
-def test_a_reward_is_low_for_a_loss_far_from_the_mean_and_large_clients_move_it():
+def test_reward_is_low_for_a_loss_far_from_the_mean_and_large_clients_move_it():
     assert gaussian_weights(np.array([1.0, 1.0, 1.0]), np.ones(3)) == pytest.approx(np.full(3, 1 / 3))
     heavy = gaussian_weights(np.array([0.0, 1.0]), np.array([1.0, 3.0]))  # m = 3/4, sigma^2 = 3/16
     assert heavy[1] / heavy[0] == pytest.approx(np.exp((9 - 1) / 16 / (2 * 3 / 16)))
@@ -78,7 +78,7 @@ def resting(clusters, company=3, **options):
     return method
 
 
-def test_a_cluster_at_rest_is_divided_and_its_parts_continue_from_its_model():
+def test_cluster_at_rest_is_divided_and_its_parts_continue_from_its_model():
     method = resting(4)
     base = method.base
     assert base.K == 2 and base.assignment.tolist() == [0, 0, 0, 1, 1, 1]

@@ -112,7 +112,7 @@ def test_ground_truth_rotations_are_found_at_once(method, more):
     assert report.metrics["ari"] == 1.0 and report.metrics["silhouette"] > 0.2
 
 
-def test_the_number_of_clusters_is_found_where_a_distance_is_given():
+def test_number_of_clusters_is_found_where_a_distance_is_given():
     # Angles inside a group are 3 to 6.3 degrees (seeds 0 to 2), across groups 9.2 to 66.
     report = run(
         session_of("method=pacfl", "pacfl.cut=8", *GOOD[:1], *GOOD[2:], "clusters=10", "rounds=1"), 1
