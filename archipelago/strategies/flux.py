@@ -34,8 +34,9 @@ Scales
 Clustering
     paper   density-based, its neighbourhood adapted to the clients
     code    DBSCAN, eps at the elbow of nearest distances times a factor; noise points are clusters of their own
-    here    as the code, times 1.25: models that have trained on all groups for some rounds tell them apart less, and
-            with 1.5 two rotations are one cluster then. If more than `clusters` are found, the closest are merged
+    here    as the code, times 1.35: with 1.25 some of four label swaps fall apart; with 1.5 two rotations are one
+            cluster where the model that describes them has trained on all groups for some rounds, as under CAM. If
+            more than `clusters` are found, the closest are merged
     option  flux.clustering, flux.scale
 When
     code    from the third round on, once accuracy has risen by less than 0.06 in one; at 80 % of the rounds at latest
@@ -78,7 +79,7 @@ class FLUXOptions:
     before: int = setting(1, "rounds of FedAvg before clients are described", at_least=0)
     length: int = setting(16, "numbers that latent features are projected to", at_least=1)
     labels: bool = setting(True, "describe every class, too")
-    scale: float = setting(1.25, "eps of DBSCAN, as a multiple of the elbow", above=0)
+    scale: float = setting(1.35, "eps of DBSCAN, as a multiple of the elbow", above=0)
     distance: str = setting("euclidean", "how far apart two descriptors are", choices=DISTANCES)
     clustering: str = setting("dbscan", "clustering rule (see `list`), or an import path")
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from ray.util.placement_group import remove_placement_group
 
 import actors.ray_actors
 from actors.reports import RoundReport
@@ -201,6 +202,19 @@ def test_what_nobody_holds_comes_from_the_last_checkpoint_on_actors_that_stay(
     assert from_rounds(run) == [2]
     before, after = watched.pids[2][1], watched.pids[3][1]
     assert {key for key in before if before[key] in after.values()} == {0, 1, 2, "server"} - set(victims)
+
+
+@pytest.mark.full
+def test_a_removed_placement_group_is_a_loss_of_everybody(
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray ends the actors of a group with it, and their homes are gone: another group, and the last checkpoint."""
+    watched = Watched(after_3=lambda session: remove_placement_group(session.groups[0]))
+    chosen = (*SETTINGS[:-2], "checkpoint.every=2", "local.momentum=0.9")
+    run = run_watched(monkeypatch, tmp_path, watched, *chosen, "fleet.actors=2")
+    assert_equal_runs(run, undisturbed(tmp_path, *chosen))
+    assert from_rounds(run) == [2] and [round for round, _ in watched.pids] == [1, 2, 3, 3, 4, 5, 6]
+    assert len(watched.sessions) == 2
 
 
 def rounds_in(run: Path) -> int:

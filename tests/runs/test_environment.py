@@ -37,6 +37,13 @@ def test_every_change_that_may_move_a_bit_is_reported() -> None:
         assert part in said
 
 
+def test_a_run_of_a_checkout_records_its_commit() -> None:
+    root = Path(__file__).parents[2]
+    commit = describe_environment()["commit"]
+    assert commit == git_commit(root)
+    assert (commit is not None) == (root / ".git").exists()
+
+
 def _git(folder: Path, *arguments: str) -> None:
     names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
     subprocess.run(["git", *names, *arguments], cwd=folder, check=True, capture_output=True)

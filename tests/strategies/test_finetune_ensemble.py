@@ -92,6 +92,17 @@ def test_members_are_independent_and_add_their_logits():
     )  # whoever else is on board
 
 
+def test_finetune_after_feddane_begins_with_a_new_optimizer():
+    """What FedDANE's momentum holds is of gradients with a correction, which fine-tuning has not."""
+
+    def last(*more):
+        return run(session_of(*more, "local.momentum=0.9", "rounds=2"), 2)[-1].clients["loss"]
+
+    for method, alike in (("feddane+finetune", True), ("fedavg+finetune", False)):
+        fresh, continued = last(f"method={method}", "finetune.fresh=true"), last(f"method={method}")
+        assert np.array_equal(fresh, continued) == alike, method
+
+
 def test_a_soft_vote_of_several_runs_beats_its_members_on_average():
     session = session_of("ensemble=[fedavg*4]", "combine=logit_mean", "data.rotations=1", "local.steps=8")
     together = run(session, 4)[-1].metrics["micro_loss"]

@@ -8,7 +8,8 @@ from archipelago.strategies.clustering import ClusteringTask, clustered
 from archipelago.strategies.clustering_rules import DBSCANOptions, elbow
 from archipelago.strategies.flux import FLUXOptions, descriptor, projection, scales
 from archipelago.strategies.references import Models
-from tests.support.experiments import digest, run, session_of
+from benchmarks.behaviour.situations import settings
+from tests.support.experiments import digest, run, session_from, session_of
 from tests.support.scalar import method_of, scalar_fleet
 
 GOOD = ("clients=12", "local.steps=10", "local.lr=0.1", "model.hidden=[32]", "evaluation.every=2", "rounds=2")
@@ -82,11 +83,19 @@ def test_parts_that_are_equal_up_to_rounding_count_nothing():
 
 
 def test_with_cam_clients_are_described_by_the_shared_model_that_the_warm_up_trained():
+    kept = [each for each in GOOD if not each.startswith("rounds=")]
     session = session_of(
-        "method=flux+cam", *GOOD[:-1], "data.rotations=2", "clusters=4", "rounds=4", "cam.warmup=0.5"
+        "method=flux+cam", *kept, "data.rotations=2", "clusters=4", "rounds=4", "cam.warmup=0.5"
     )
     reports = run(session, 3)
     assert session.server.method.base.divided and reports[-1].metrics["ari"] == 1.0
+
+
+def test_flux_with_cam_finds_rotations_although_its_model_has_trained_on_both():
+    # Clients are 17 to 20 from their nearest then, 27 and more from any of the other group.
+    session = session_from(settings("flux+cam", "rotations", 0))
+    report = run(session, 8)[-1]
+    assert report.metrics["ari"] == 1.0 and report.metrics["cluster_sizes"] == [10, 10]
 
 
 def test_dbscan_by_hand():
@@ -130,7 +139,7 @@ def test_descriptors_cost_what_they_hold():
 
 
 @pytest.mark.parametrize("change", ["flux.before=0", "flux.length=2", "flux.labels=false", "flux.scale=0.3",
-                                    "flux.distance=cosine", "flux.clustering=hdbscan"])  # fmt: skip
+                                    "flux.distance=cosine", "flux.clustering=agglomerative"])  # fmt: skip
 def test_options_reach_the_numbers(change):
     setting = (
         "method=flux",

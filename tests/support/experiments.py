@@ -52,6 +52,13 @@ def plan_of(*overrides: str) -> Plan:
     return make_plan(config, _FEDERATIONS[key])
 
 
+def session_from(settings: Sequence[str]) -> InProcessSession:
+    """A session of these settings and the platform's defaults alone."""
+    config = load_config(None, list(settings))
+    federation = build_federation(config.data, config.partition, config.clients, config.seed)
+    return InProcessSession(make_plan(config, federation))
+
+
 def session_of(
     *overrides: str, blocks: Sequence[Sequence[int]] | None = None, checkpoint: Checkpoint | None = None
 ) -> InProcessSession:
