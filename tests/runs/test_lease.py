@@ -34,7 +34,7 @@ from archipelago.sweeps.directory import SweepDirectory
 from archipelago.sweeps.runner import resume_sweep, run_sweep
 from archipelago.sweeps.trial import TrialRun, payload
 from tests.support.errors import refused
-from tests.support.leases import holder, put_lease
+from tests.support.leases import holder, put_lease, taken_by_one_of_six
 from tests.support.sweeps import rows_of, sweep_of
 
 
@@ -163,25 +163,9 @@ def test_lease_is_won_by_one_of_many(address: str, monkeypatch: pytest.MonkeyPat
     if kind == "without conditions":
         monkeypatch.setattr(lease, "create_text", lambda address, text: None)
     address = f"memory://{uuid.uuid4().hex}/run" if kind == "memory" else address
-    start = threading.Barrier(6)
-    won: list[Lease] = []
-    lost: list[UserError] = []
-
-    def take() -> None:
-        start.wait()
-        try:
-            won.append(Lease(address))
-        except UserError as error:
-            lost.append(error)
-
-    threads = [threading.Thread(target=take) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(won), len(lost)) == (1, 5)
-    won[0].renew()
-    won[0].release()
+    won = taken_by_one_of_six(address)
+    won.renew()
+    won.release()
 
 
 def test_lease_is_renewed_by_time(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
