@@ -31,7 +31,8 @@ SETTINGS = """\
 Settings
   A setting is one dotted name, as in local.lr=0.1; `list settings` shows all, with defaults and ranges.
   data=NAME, partition=NAME and model=NAME are short for data.name=NAME and so on. A file holds the same
-  names as YAML. What is given on the command line wins over the file.
+  names as YAML. What is given on the command line wins over the file. zsh wants lists in quotes, as in
+  'ensemble=[fedavg,ifca]'.
 
 `list`, `doctor` and `report` take --json: one JSON document on standard output, for other programs.
 

@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
 import typer
 from typer.core import TyperGroup
@@ -29,7 +28,7 @@ from archipelago.cli.stopping import Stopped
 from archipelago.cli.words import no_config
 from archipelago.core.causes import no_space, sentence_of
 from archipelago.core.errors import UserError
-from archipelago.core.program import program, program_of, set_program
+from archipelago.core.program import DISTRIBUTION, program, program_of, set_program, version
 from archipelago.core.redaction import redacted
 from archipelago.core.signals import interrupted_once
 
@@ -37,9 +36,6 @@ COMMANDS = (
     run.COMMAND, listing.COMMAND, partition.COMMAND, resume.COMMAND, report.COMMAND, choose_clusters.COMMAND,
     data_sets.COMMAND, doctor.COMMAND, completion.COMMAND,
 )  # fmt: skip
-
-
-DISTRIBUTION = "archipelago-fl"
 
 
 @functools.cache
@@ -51,7 +47,7 @@ def app() -> TyperGroup:
 def parse(arguments: Sequence[str]) -> Request:
     """Read the command line; a word that means nothing is answered with a sentence."""
     if list(arguments) == ["--version"]:
-        print(version())
+        print(f"{DISTRIBUTION} {version()}")
         return Answered()
     try:
         found = app().main(
@@ -68,14 +64,6 @@ def parse(arguments: Sequence[str]) -> Request:
         found.typed = redacted(f"{program()} {shlex.join(arguments)}".strip())
         return found
     return Answered()
-
-
-def version() -> str:
-    """Of the installed package, or of a checkout that was not installed."""
-    try:
-        return f"{DISTRIBUTION} {metadata.version(DISTRIBUTION)}"
-    except metadata.PackageNotFoundError:
-        return f"{DISTRIBUTION}, a checkout that is not installed"
 
 
 def main(arguments: Sequence[str], started_as: str = "archipelago") -> int:

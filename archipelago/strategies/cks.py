@@ -77,6 +77,12 @@ class CKS(Addon[ClusteredModels]):
             ),
             Known("accuracy", "batchnorm", "running statistics are not pulled together", limit=0.04),
             Known("oscillation", "batchnorm", "running statistics are not pulled together", limit=0.08),
+            Known(
+                "progress",
+                "participation",
+                "clients go back and forth between models that are alike",
+                limit=0.04,
+            ),
             Known("progress", "batchnorm", "running statistics are not pulled together", limit=0.05),
             Known(
                 "cost",

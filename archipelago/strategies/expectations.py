@@ -116,13 +116,15 @@ class Known:
     `limit` is of the check's own number: how far below FedAvg (`accuracy`), the adjusted Rand index or homogeneity
     (`groups`), the clusters of clients that are alike (`splits`), how far accuracy falls back or which share of clients
     moves or of results is not finite (`oscillation`, `progress`), the loss that a dead model of a sum changes
-    (`parts`), models or trainings (`cost`).
+    (`parts`), models or trainings (`cost`). What an add-on is known for with `grows=True` is so on bases that begin
+    with one cluster alone.
     """
 
     check: str
     situations: str | tuple[str, ...]
     why: str
     limit: float
+    grows: bool = False
 
     def __post_init__(self) -> None:
         named = (self.situations,) if isinstance(self.situations, str) else self.situations
@@ -191,6 +193,7 @@ def expected(base: type[Strategy], addons: Sequence[type[Addon[Any]]] = ()) -> E
         known = [
             replace(each, limit=each.limit + dearer) if each.check == "cost" else each for each in found.known
         ]
+        more = replace(more, known=tuple(each for each in more.known if base.grows or not each.grows))
         found = replace(found, cost=cost, known=(*known, *more.known, *_sums(found, more)))
     return found
 

@@ -115,6 +115,12 @@ class FewShots(Addon[ClusteredModels]):
                 "a method that splits late has not split when it is held still",
                 limit=-0.05,
             ),
+            Known(
+                "groups",
+                "participation",
+                "whoever has not taken part when it is held still joins by loss, for good",
+                limit=0.75,
+            ),
         ),
     )
 

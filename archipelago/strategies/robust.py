@@ -33,7 +33,8 @@ Faulty clients that become a centre of their own
 What K-means sees
     paper   the parameters that each client minimised its own loss with
     code    the last layer's weights
-    here    as the code; a descriptor of an attacker's data is what the attacker says it is
+    here    as the code; a descriptor of an attacker's data is what the attacker says it is. Where few take part clients
+            go back and forth; with `directions` they do not (see FeSEM)
     option  robust.features, robust.distance
 Outliers in the aggregate
     here    it trims them, as long as no cluster gets more of them than `trim`, which small clusters soon do; left out
@@ -93,6 +94,8 @@ class Robust(ByParameters):
         known=(
             Known("cost", "participation", "a client never seen compares all models, once", limit=3.0),
             *STALE, STRAGGLERS, SIZES,
+            Known("oscillation", "participation", "points are of different rounds, and a fifth moves no centre: "
+                  "clients go back and forth", limit=0.9),
             Known("accuracy", "stragglers", "a mean without a fifth of the values at each side goes less far", 0.07),
         ),
     )  # fmt: skip

@@ -126,7 +126,7 @@ def test_every_method_says_what_it_costs_as_multiples_of_fedavg(method):
     "local",
     [("local.steps=2",), ("local.steps=37",), ("local.epochs=2",), ("local.steps=5", "local.batch=1000")],
 )
-def test_a_method_without_local_training_is_measured_by_the_one_that_fedavg_would_do(local):
+def test_method_without_local_training_is_measured_by_the_one_that_fedavg_would_do(local):
     # Unequal clients, short last batches, stragglers: the samples are counted as FedAvg's training counts them.
     same = ("partition=dirichlet", "partition.alpha=0.5", "participation.stragglers=0.5", *local)
     trained, _ = costs("method=fedavg", *same)

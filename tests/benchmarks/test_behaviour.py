@@ -89,6 +89,13 @@ def test_reason_that_is_declared_turns_red_into_amber_up_to_its_limit(facts):
         assert verdict([Run(run.situation, run.facts, run.baseline, expects)]).state == state
 
 
+def test_reason_for_bases_that_begin_with_one_cluster_is_none_for_others():
+    excuses = {
+        method: grid.expectations(method).excuse("groups", "rotations") for method in ("cfl+cam", "fesem+cam")
+    }
+    assert excuses["cfl+cam"] is not None and excuses["cfl+cam"].grows and excuses["fesem+cam"] is None
+
+
 def test_reason_needs_words_and_known_names():
     for wrong in (("groups", "iid", ""), ("group", "iid", "why"), ("groups", "iit", "why")):
         with pytest.raises(ValueError, match="expected"):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import archipelago
 import archipelago.experiments.checks
 import archipelago.experiments.config
 from archipelago.cli.choose_clusters import ChooseClusters
@@ -165,5 +166,6 @@ def test_version_is_that_of_the_package(
 ) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"archipelago-fl {metadata.version('archipelago-fl')}\n"
-    monkeypatch.setattr("archipelago.cli.main.DISTRIBUTION", "never-installed")
-    assert main(["--version"]) == 0 and "not installed" in capsys.readouterr().out
+    assert archipelago.__version__ == metadata.version("archipelago-fl")
+    monkeypatch.setattr("archipelago.core.program.DISTRIBUTION", "never-installed")
+    assert main(["--version"]) == 0 and "not.installed" in capsys.readouterr().out

@@ -98,7 +98,7 @@ def test_small_is_the_variant_that_is_named_so(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*TABLES, *COMPARISONS, *SMALL, *OTHERS])
-def test_a_file_opens_with_command_source_cost_and_score(name: str) -> None:
+def test_file_opens_with_command_source_cost_and_score(name: str) -> None:
     header, whole = header_of(name), name.removesuffix("-small")
     option = " --small" if name.endswith("-small") else r"( \S+)?"
     assert re.search(
@@ -125,14 +125,14 @@ def test_a_file_opens_with_command_source_cost_and_score(name: str) -> None:
         assert {float(number) for number in re.findall(r"\d+\.\d+", expected)} <= printed
 
 
-def test_the_demonstration_shows_methods_at_their_defaults() -> None:
+def test_demonstration_shows_methods_at_their_defaults() -> None:
     """A pin of one warm-up once made it print other numbers than its page states."""
     sweep = sweep_of(DEMONSTRATION.stem)
     cams = [trial.config.cam for trial in sweep.trials() if "cam" in trial.config.method]
     assert cams and all(cam == CAMOptions() for cam in cams)
 
 
-def test_the_demonstration_states_the_numbers_of_its_page() -> None:
+def test_demonstration_states_the_numbers_of_its_page() -> None:
     """What its file expects are means, or gains of FeSEM+CAM over FeSEM, of the tables in `docs/first-steps.md`."""
     page = (
         (FOLDER.parent / "docs/first-steps.md")
@@ -159,7 +159,7 @@ def test_the_demonstration_states_the_numbers_of_its_page() -> None:
 
 
 @pytest.mark.parametrize("name", ["demo", "comparison", "tuning"])
-def test_the_commands_of_an_example_run_the_file_they_stand_in(name: str) -> None:
+def test_commands_of_an_example_run_the_file_they_stand_in(name: str) -> None:
     commands = re.findall(r"^#   python -m platform\.launch(.*)$", text_of(name), re.M)
     assert commands
     for command in commands:
@@ -168,7 +168,7 @@ def test_the_commands_of_an_example_run_the_file_they_stand_in(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", [*TABLES, *COMPARISONS, *SMALL, *OTHERS])
-def test_a_file_is_a_valid_sweep(name: str) -> None:
+def test_file_is_a_valid_sweep(name: str) -> None:
     """All that can be known without the data: names, values, combinations."""
     sweep = sweep_of(name)
     assert sweep.planned >= 2 and sweep.base.name == name
@@ -186,7 +186,7 @@ def clusters_of(config: ExperimentSettings) -> int | None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_the_numbers_beside_a_table_are_its_own_and_its_settings_the_papers(name: str) -> None:
+def test_numbers_beside_a_table_are_its_own_and_its_settings_the_papers(name: str) -> None:
     sweep = sweep_of(name)
     paper, _, number = name.rpartition("-")
     table = {
@@ -226,7 +226,7 @@ def test_fesems_own_tables_take_the_mean_of_its_equation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_variant_runs_the_same_methods(name: str) -> None:
+def test_small_variant_runs_the_same_methods(name: str) -> None:
     def methods(of: str) -> set[str]:
         return {str(config.ensemble or config.method) for config in sweep_of(of).combinations.values()}
 

@@ -78,7 +78,7 @@ def beside_float64(bench, job, found, factor):
     def beside(turned):
         with ties_noted(turned) as ties:
             exact = bench.in_float64(job)
-        model, kept, objective = errors(found, exact, job.start)
+        model, kept, objective = errors(found, exact, job.start, bench.logits)
         # A parameter is a float32: half a unit in the last place of the largest is no error of the kernels.
         rounding = 1.2e-7 * np.abs(exact.model).max() / np.abs(exact.model - job.start).max()
         grows, grows_kept = (factor * each for each in bench.sensitivity())

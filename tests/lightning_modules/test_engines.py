@@ -69,7 +69,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("ragged", [False, True], ids=["equal batches", "ragged batches"])
-def test_the_engines_agree(case, ragged):
+def test_engines_agree(case, ragged):
     network, local, extra = CASES[case]
     model, samples = setup(network, **local)
     jobs = jobs_for(model, ragged=ragged, **extra)
@@ -118,7 +118,7 @@ def test_optimizer_state_enters_and_leaves(name, optimizer):
     assert not np.allclose(fresh[0].model, second[0].model, rtol=STACKED_TOLERANCE, atol=1e-6)
 
 
-def test_the_loop_is_plain_pytorch():
+def test_loop_is_plain_pytorch():
     model, samples = setup("cnn_fashion")
     (job,) = jobs_for(model, count=1)
     (result,) = results("loop", model, samples, [job])
@@ -142,7 +142,7 @@ def test_the_loop_is_plain_pytorch():
     )
 
 
-def test_a_frozen_model_is_evaluated_once_per_distinct_sample(monkeypatch):
+def test_frozen_model_is_evaluated_once_per_distinct_sample(monkeypatch):
     model, samples = setup()
     (job,) = jobs_for(model, count=1, steps=10, on_top_of=on_top_of)
     seen = []
@@ -172,7 +172,7 @@ def test_training_on_top_of_a_model_is_training_the_sum():
 
 
 @pytest.mark.parametrize("name", ["loop", "trainer", "stacked", "compiled"])
-def test_a_module_with_only_a_training_step_runs_and_is_refused_where_it_cannot(name):
+def test_module_with_only_a_training_step_runs_and_is_refused_where_it_cannot(name):
     model, samples = setup(target="tests.support.modules.ForeignModule")
     jobs = jobs_for(model, count=2)
     trained = results(name, model, samples, jobs)
@@ -308,7 +308,7 @@ def test_read_only_memory_is_used_without_copy_or_warning():
     assert samples._x.data_ptr() == x.ctypes.data
 
 
-def test_a_model_value_is_its_own_and_cannot_be_written_to():
+def test_model_value_is_its_own_and_cannot_be_written_to():
     model, _ = setup()
     first = model.vector()
     model.load(np.zeros(model.spec.size, np.float32))

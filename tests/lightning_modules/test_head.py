@@ -25,7 +25,7 @@ def parts(**model: object) -> tuple[dict[str, str], str]:
     return {entry.name: entry.part for entry in spec.entries}, classifier
 
 
-def test_a_network_of_ours_says_what_its_head_is():
+def test_network_of_ours_says_what_its_head_is():
     found, classifier = parts(name="cnn_cifar")
     assert {name for name, part in found.items() if part == "head"} == {
         f"network.fc{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")

@@ -142,12 +142,12 @@ def test_of_many_clients_some_are_shown_and_that_is_said() -> None:
     assert divergence(described)["all"] == 0.0 and clients > COMPARED
 
 
-def test_a_folder_without_tables_is_a_sentence(tmp_path: Path) -> None:
+def test_folder_without_tables_is_a_sentence(tmp_path: Path) -> None:
     with refused("not-recorded", says="federation/"):
         describe(tmp_path)
 
 
-def test_a_run_is_not_spoilt_by_a_partition(tmp_path: Path) -> None:
+def test_run_is_not_spoilt_by_a_partition(tmp_path: Path) -> None:
     for name in ("config.yaml", "status.json"):
         (tmp_path / name).write_text("{}")
     with refused("exists", says="name="):

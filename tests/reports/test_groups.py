@@ -37,7 +37,7 @@ def groups_of(*paths: Path) -> list[Group]:
     return make_groups(find_trials(paths))
 
 
-def test_a_further_seed_joins_the_row_of_a_sweep(tmp_path: Path) -> None:
+def test_further_seed_joins_the_row_of_a_sweep(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path / "sweep", "ifca", (0, 1))
     alone = write_run(tmp_path / "alone", seed=2, config={"local": {"lr": 0.1}})
     other = sweep_of(tmp_path / "other", "ifca | lr=0.1", (3, 4))
@@ -88,7 +88,7 @@ def test_seeds_that_chose_their_own_number_of_clusters_are_one_row(
     assert by_label == {"IFCA (clusters=auto)": 2, "IFCA": 2}
 
 
-def test_a_trial_that_left_nothing_is_noted_on_the_row_of_its_own_sweep(tmp_path: Path) -> None:
+def test_trial_that_left_nothing_is_noted_on_the_row_of_its_own_sweep(tmp_path: Path) -> None:
     one = sweep_of(tmp_path / "one", "ifca", (0,), status="failed", reason="out of memory")
     other = sweep_of(tmp_path / "other", "ifca", (0,), lr=0.9)
     assert {group.label: group.note for group in groups_of(one, other)} == {
@@ -118,7 +118,7 @@ def test_of_two_runs_of_one_seed_the_first_finished_one_counts(tmp_path: Path) -
     assert group.counted == [] and [run.path for run in group.shown] == [broken]
 
 
-def test_a_run_whose_process_is_gone_was_interrupted(tmp_path: Path) -> None:
+def test_run_whose_process_is_gone_was_interrupted(tmp_path: Path) -> None:
     def note() -> str:
         (group,) = groups_of(run)
         return group.note

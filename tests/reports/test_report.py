@@ -393,7 +393,7 @@ def test_axis_of_few_rounds_has_whole_rounds_on_it(tmp_path: Path) -> None:
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1, 2, 3, 4]
 
 
-def test_a_metric_that_is_nowhere_finite_has_no_bars(tmp_path: Path) -> None:
+def test_metric_that_is_nowhere_finite_has_no_bars(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", metrics={"micro_macro_f1": [float("nan")] * 4})
     assert [figure.choice["metric"] for figure in compared(run)["bars"]] == ["accuracy (%)"]
     diverged = write_run(tmp_path / "diverged", accuracy=[float("nan")] * 4)
@@ -519,7 +519,7 @@ def test_weights_of_many_clients_are_those_of_all_groups(tmp_path: Path) -> None
     assert "ground-truth groups" in figure.caption and "400 of 600 clients, evenly chosen" in figure.caption
 
 
-def test_a_lone_row_is_not_the_best_in_latex(tmp_path: Path) -> None:
+def test_lone_row_is_not_the_best_in_latex(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / "a"), write_run(tmp_path / "b", method="fedavg", accuracy=[0.05] * 4)]
     paths.append(write_run(tmp_path / "c", accuracy=[0.9] * 4, config={"data": {"name": "other"}}))
     source = latex(build_tables(make_groups(find_trials(paths))))
@@ -530,7 +530,7 @@ def test_a_lone_row_is_not_the_best_in_latex(tmp_path: Path) -> None:
 # The file ---------------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_one_small_file_that_needs_nothing(report: Report) -> None:
+def test_page_is_one_small_file_that_needs_nothing(report: Report) -> None:
     path = report.folder / "report.html"
     assert path.stat().st_size < 5_000_000
     text = re.sub(r'<script type="application/octet-stream".*?</script>', "", path.read_text(), flags=re.S)
@@ -622,7 +622,7 @@ def test_reports_of_what_is_not_finished_or_not_there(tmp_path: Path) -> None:
     assert one(found, "convergence", metric="loss")["series"][0]["y"] == [0.5, None, None, 0.1]
 
 
-def test_a_run_that_was_killed_between_two_checkpoints_is_shown_as_far_as_it_is_written(
+def test_run_that_was_killed_between_two_checkpoints_is_shown_as_far_as_it_is_written(
     tmp_path: Path,
 ) -> None:
     settings = [*SMALL, "method=ifca", "rounds=8", "checkpoint.every=4", f"storage={tmp_path}", "name=killed"]
@@ -639,7 +639,7 @@ def test_a_run_that_was_killed_between_two_checkpoints_is_shown_as_far_as_it_is_
     assert one(found, "map")["panels"]
 
 
-def test_a_damaged_file_is_a_sentence(tmp_path: Path) -> None:
+def test_damaged_file_is_a_sentence(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     with (path / "metrics.csv").open("a") as file:
         file.write("5" + ",0.1" * 20 + "\n")  # more cells than columns
@@ -686,7 +686,7 @@ def left_the_file(requests: list[str]) -> list[str]:
 
 
 @needs_browser
-def test_a_browser_draws_every_figure_and_asks_nobody(report: Report, figures: list[dict[str, Any]]) -> None:
+def test_browser_draws_every_figure_and_asks_nobody(report: Report, figures: list[dict[str, Any]]) -> None:
     clicks = """(() => {
         const card = document.querySelector('[data-family=convergence]'), plot = card.querySelector('.plot');
         const before = plot.data.filter((trace) => trace.visible === 'legendonly').length;
@@ -735,7 +735,7 @@ def test_a_browser_draws_every_figure_and_asks_nobody(report: Report, figures: l
 
 
 @needs_browser
-def test_a_browser_draws_what_every_choice_offers(report: Report, figures: list[dict[str, Any]]) -> None:
+def test_browser_draws_what_every_choice_offers(report: Report, figures: list[dict[str, Any]]) -> None:
     # Runs and problems in the order of their first figure: choosing one moves all cards, which is done once each.
     every = f"""(async () => {{
         const marks = {MARKS}, drawn = [], order = new Map(), pause = {PAUSE};
@@ -767,7 +767,7 @@ def test_a_browser_draws_what_every_choice_offers(report: Report, figures: list[
 
 
 @needs_browser
-def test_a_figure_that_cannot_be_drawn_says_so_and_stops_no_other(
+def test_figure_that_cannot_be_drawn_says_so_and_stops_no_other(
     report: Report, figures: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     text = (report.folder / "report.html").read_text()
@@ -816,7 +816,7 @@ def test_what_was_hidden_stays_hidden_in_another_theme(report: Report) -> None:
 
 
 @needs_browser
-def test_a_phone_in_the_dark_reads_it_without_scrolling_sideways(report: Report) -> None:
+def test_phone_in_the_dark_reads_it_without_scrolling_sideways(report: Report) -> None:
     seen = look(report.folder / "report.html", QUESTIONS, ready=READY, width=390, height=844, dark=True)
     assert seen.answers["failed"] == "" and seen.errors == []
     assert seen.answers["width"] == 390
@@ -846,7 +846,7 @@ def test_cluster_sizes_of_many_rounds_have_rounds_on_their_axis(tmp_path: Path) 
     assert {"10", "20", "30", "40"} <= set(seen.answers["ticks"])
 
 
-def test_a_page_that_is_too_large_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_that_is_too_large_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run")
     assert build_report(ReportRequest([str(run)], figures="no")).warning == ""
     monkeypatch.setattr("archipelago.reports.build._LARGEST_PAGE", 1000)

@@ -129,7 +129,7 @@ def test_paired_p_is_scipys_and_knows_its_limits() -> None:
     assert holm({"a": 0.6, "b": 0.5}) == {"b": 1.0, "a": 1.0}
 
 
-def test_a_worse_loss_is_a_larger_one(tmp_path: Path) -> None:
+def test_worse_loss_is_a_larger_one(tmp_path: Path) -> None:
     (table,) = tables(compare(tmp_path), metrics=["micro_loss"])
     assert [row.cells["micro_loss"].rank for row in table.rows] == [1, 2]
     assert table.rows[0].cells["micro_loss"].mean == pytest.approx(0.3)
@@ -381,7 +381,7 @@ def test_published_values_stand_beside_what_was_run_and_rows_that_were_not_are_e
     assert (line["mean"], line["difference"], line["published_mean"]) == ("", "", "94.64")
 
 
-def test_a_published_number_needs_the_papers_setting() -> None:
+def test_published_number_needs_the_papers_setting() -> None:
     config = {"method": "fesem", **THESIS}
     assert published_for(config, 5)["micro_accuracy"].mean == 94.64
     assert published_for(config, 7) == {}
@@ -433,7 +433,7 @@ def test_whatever_else_is_not_the_papers_is_said(other: dict[str, object], note:
     assert deviations({**CIFAR, **other}, ["thesis-2023"]) == [note]
 
 
-def test_a_sweep_says_which_published_table_it_repeats(tmp_path: Path) -> None:
+def test_sweep_says_which_published_table_it_repeats(tmp_path: Path) -> None:
     partition = {"name": "dirichlet", "alpha": 0.1, "compat": "fedbase"}
     config = {**CIFAR, "method": "ifca+con", "partition": partition, "clusters": 10}
     clusters = {"cluster_sizes": [[2, 2]] * 4}
@@ -544,7 +544,7 @@ def test_problems_stand_side_by_side_in_latex(tmp_path: Path) -> None:
     assert r"\multicolumn{2}{c}{digits, iid} & \multicolumn{2}{c}{other, iid}" in source
 
 
-def test_a_group_counts_a_seed_once(tmp_path: Path) -> None:
+def test_group_counts_a_seed_once(tmp_path: Path) -> None:
     one = write_run(tmp_path / "a", accuracy=[0.5] * 4)
     other = write_run(tmp_path / "b", accuracy=[0.9] * 4)
     (group,) = make_groups(find_trials([one, other, one]))
@@ -553,7 +553,7 @@ def test_a_group_counts_a_seed_once(tmp_path: Path) -> None:
     assert group.std("micro_accuracy") is None
 
 
-def test_the_request_and_its_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_and_its_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for words, expected in [
         ([], mistake("missing-word", wanted="run directory")),
         (["x", "tes=t"], mistake("unknown-option", option="tes", says="'test'")),

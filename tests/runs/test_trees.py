@@ -85,7 +85,7 @@ def test_what_a_checkpoint_holds(tmp_path: Path) -> None:
     found["clients"][0]["model"][:] = 1  # writable
 
 
-def test_the_file_is_plain_safetensors_with_readable_names(tmp_path: Path) -> None:
+def test_file_is_plain_safetensors_with_readable_names(tmp_path: Path) -> None:
     write_tree(tmp_path / "t.safetensors", {"clients": {3: {"model": np.ones(2)}}, "a": [np.zeros(1)]})
     assert set(load_file(tmp_path / "t.safetensors")) == {"clients/3/model", "a/0"}
 
@@ -161,7 +161,7 @@ def test_foreign_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
     assert same(read_arrays(path), {"w": np.ones(3, np.float32)})
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     write_tree(path, {"a": 1})
     with pytest.raises(TypeError):

@@ -83,7 +83,7 @@ def test_trimmed_mean_and_median_are_scipys_and_numpys(count):
     assert trimmed_mean(values, 0.5) == pytest.approx(np.median(values, axis=0), rel=1e-12)
 
 
-def test_a_share_that_is_a_whole_number_of_clients_cuts_that_many():
+def test_share_that_is_a_whole_number_of_clients_cuts_that_many():
     values = np.arange(100.0)[:, None] ** 2
     assert int(0.29 * 100) == 28  # what floating point makes of it, and SciPy with it
     assert trimmed_mean(values, 0.29) == pytest.approx((np.arange(29.0, 71.0) ** 2).mean())
@@ -135,7 +135,7 @@ def test_results_are_values_of_their_own(rule):
     assert not otherwise.any()
 
 
-def test_a_fifth_of_random_clients_moves_the_mean_and_not_the_robust_rules():
+def test_fifth_of_random_clients_moves_the_mean_and_not_the_robust_rules():
     rng = np.random.default_rng(3)
     honest = 0.1 + 0.01 * rng.standard_normal((40, 200))
     faulty = 3.0 * rng.standard_normal((10, 200))
@@ -252,7 +252,7 @@ def outputs(model, vector, shape):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_model_and_its_permuted_copies_average_to_the_model(name):
+def test_model_and_its_permuted_copies_average_to_the_model(name):
     model, vector = flat_network(name)
     copies = [vector, *(permuted(name, model.spec, vector, seed) for seed in (1, 2))]
     shape = NETWORKS[name][2]

@@ -50,7 +50,7 @@ def test_it_is_fedavg_of_one_full_batch_step_without_momentum():
     assert np.abs(sgd.server.method.base.model - start).max() > 0.01
 
 
-def test_a_rule_for_odd_clients_applies_to_the_gradients():
+def test_rule_for_odd_clients_applies_to_the_gradients():
     # Gradients at w = 1: -2, 6 and 2 (1 - 100) = -198; their median moves to 1.2, their mean to 1 + 0.1 * 194 / 3.
     three = [[(1.0, 2.0)], [(1.0, -2.0)], [(1.0, 100.0)]]
     median = after_one_round(three, lr=0.1, aggregation=AggregationSettings(name="median"))
@@ -58,7 +58,7 @@ def test_a_rule_for_odd_clients_applies_to_the_gradients():
     assert after_one_round(three, lr=0.1).base.model.tolist() == pytest.approx([7.4666667], rel=1e-6)
 
 
-def test_the_length_of_a_training_does_not_matter():
+def test_length_of_a_training_does_not_matter():
     plain = session_of("method=fedsgd")
     other = session_of("method=fedsgd", "local.steps=7", "local.batch=3")  # what costs are multiples of
     run(plain, 2)
@@ -78,7 +78,7 @@ def test_it_descends_on_digits():
     assert reports[-1].metrics["micro_accuracy"] > 0.5
 
 
-def test_a_gradient_that_is_not_finite_is_dropped_by_name():
+def test_gradient_that_is_not_finite_is_dropped_by_name():
     fleet = scalar_fleet(LOST)
     fedsgd = method_of("fedsgd", fleet, lr=0.1)
     fedsgd.base.model = np.float32([1.0])
@@ -90,7 +90,7 @@ def test_a_gradient_that_is_not_finite_is_dropped_by_name():
     ]
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_where_the_setting_says_so():
+def test_gradient_that_is_not_finite_stops_the_run_where_the_setting_says_so():
     fleet = scalar_fleet(LOST)
     fleet.not_finite = "stop"
     fedsgd = method_of("fedsgd", fleet, lr=0.1)
@@ -98,7 +98,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_where_the_setting_says_so()
         fedsgd.base.round(fleet)
 
 
-def test_the_model_stays_where_it_is_if_nobody_delivers():
+def test_model_stays_where_it_is_if_nobody_delivers():
     fedsgd = after_one_round([LOST[1], LOST[1]])
     assert fedsgd.base.model.tolist() == [1.0] and "federated_objective" not in fedsgd.report
 
@@ -127,5 +127,5 @@ def test_models_are_values_that_nobody_can_write_to():
         fedsgd.base.model[0] = 3.0
 
 
-def test_the_same_bits_everywhere():
+def test_same_bits_everywhere():
     assert_same_bits_everywhere("method=fedsgd")

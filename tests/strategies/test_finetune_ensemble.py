@@ -52,7 +52,7 @@ def test_members_are_spelled_out():
         expand(["fedavg*x"])
 
 
-def test_an_ensemble_of_one_is_the_method():
+def test_ensemble_of_one_is_the_method():
     """FedAvg in the member's own name space, trained by hand."""
     other = session_of("method=fedavg").fleet.named("member 0")
     model = None
@@ -103,7 +103,7 @@ def test_finetune_after_feddane_begins_with_a_new_optimizer():
         assert np.array_equal(fresh, continued) == alike, method
 
 
-def test_a_soft_vote_of_several_runs_beats_its_members_on_average():
+def test_soft_vote_of_several_runs_beats_its_members_on_average():
     session = session_of("ensemble=[fedavg*4]", "combine=logit_mean", "data.rotations=1", "local.steps=8")
     together = run(session, 4)[-1].metrics["micro_loss"]
     fleet = session.fleet.everyone

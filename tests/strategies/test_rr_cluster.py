@@ -57,7 +57,7 @@ def test_too_few_clients_are_shared_out_and_that_is_said():
 
 
 @pytest.mark.parametrize("base", ["ifca", "fesem", "pacfl"])
-def test_a_minimum_of_one_changes_nothing_where_no_cluster_is_empty(base):
+def test_minimum_of_one_changes_nothing_where_no_cluster_is_empty(base):
     settings = ("clients=8", "clusters=2", "data.rotations=2", "rounds=2", "seed=1")
     plain, added = (
         session_of(f"method={base}", *settings),

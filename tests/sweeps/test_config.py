@@ -46,7 +46,7 @@ def test_seeds_are_trials_of_one_group(tmp_path: Path) -> None:
     assert groups == {"fedavg | local.lr=0.1": [0, 1, 2], "fedavg | local.lr=0.2": [0, 1, 2]}
 
 
-def test_a_method_without_clusters_is_not_run_for_each_number_of_them(tmp_path: Path) -> None:
+def test_method_without_clusters_is_not_run_for_each_number_of_them(tmp_path: Path) -> None:
     text = """
     sweep:
       methods: [fedavg, ifca, {label: FedAvg+, ensemble: ["fedavg*{clusters}"]}]
@@ -130,7 +130,7 @@ def test_settings_of_local_training_are_not_options_of_the_method_local(tmp_path
     assert found == {"local": (0.25, 3), "fedavg": (0.25, 3)}
 
 
-def test_the_command_line_wins_and_can_be_all_there_is(tmp_path: Path) -> None:
+def test_command_line_wins_and_can_be_all_there_is(tmp_path: Path) -> None:
     text = "rounds: 9\nsweep: {methods: [fedavg, ifca], seeds: [0, 1]}"
     sweep = sweep_of(tmp_path, text, "rounds=3", "sweep.seeds=[7]", "sweep.grid.local.lr=[0.1,0.2]")
     assert [(t.config.rounds, t.seed) for t in sweep.trials()] == [(3, 7)] * 4
@@ -154,7 +154,7 @@ def test_points_drawn_at_random_are_the_same_every_time(tmp_path: Path) -> None:
     assert first != other
 
 
-def test_a_sweep_comes_back_from_its_document(tmp_path: Path) -> None:
+def test_sweep_comes_back_from_its_document(tmp_path: Path) -> None:
     text = "rounds: 4\nsweep: {methods: [fedavg, {label: x, method: ifca, clusters: 2}], seeds: 2}"
     sweep = sweep_of(tmp_path, text, "local.lr=0.3")
     again = sweep_from(sweep.document, "sweep.yaml")
@@ -210,13 +210,13 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("sentence", MISTAKES)
-def test_a_mistake_is_one_sentence(sentence: str, tmp_path: Path) -> None:
+def test_mistake_is_one_sentence(sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         sweep_of(tmp_path, MISTAKES[sentence])
     assert sentence in str(caught.value)
 
 
-def test_an_override_of_what_the_sweep_varies_is_refused(tmp_path: Path) -> None:
+def test_override_of_what_the_sweep_varies_is_refused(tmp_path: Path) -> None:
     with refused("varied", says="sweep.methods=[...]", setting="method"):
         sweep_of(tmp_path, "sweep: {methods: [fedavg, ifca]}", "method=ifca")
     with refused("not-a-setting", says="sweep.seeds=[", word="sweep.seeds"):

@@ -41,6 +41,6 @@ def test_sweep_in_an_object_store_resumes_from_there(tmp_path: Path, monkeypatch
         assert_equal_sweeps(local_copy(address), undisturbed)
 
 
-def test_an_object_store_that_cannot_be_written_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_store_that_cannot_be_written_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with refused("wrong-address", address="nonsense://x"):
         load_config(None, ["storage=nonsense://x"])
