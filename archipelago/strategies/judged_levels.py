@@ -80,9 +80,13 @@ class JudgedLevels(LevelledModels):
             return level < len(options.schedule) and self.trained >= options.schedule[level]
         if level + 1 == len(self.plan):
             return False  # there is nothing to make way for
-        return self.number >= self.timetable.deadline(level) or saturated(
-            self.curve, self.before, options.patience, options.threshold
-        )
+        settled = saturated(self.curve, self.before, options.patience, options.threshold)
+        if level == 0 and not settled and self.number >= self.timetable.deadline(level):
+            self.events.append(
+                f"Level 1 still improves, and its share of the rounds is over (femam.share={options.share:g}): the "
+                "run may need more rounds, a larger local.lr, or femam.share=1."
+            )
+        return settled or self.number >= self.timetable.deadline(level)
 
     def prune(self) -> None:
         """Each client keeps the level only if it has lowered its loss below that of the last level it kept."""

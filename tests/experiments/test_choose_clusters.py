@@ -6,6 +6,7 @@ import pytest
 from archipelago import open_run
 from archipelago.experiments import choose_clusters as module
 from archipelago.experiments.choose_clusters import choose_clusters
+from archipelago.experiments.config import load_config
 from archipelago.experiments.runner import run_experiment
 from tests.support.errors import refused
 from tests.support.experiments import config_of
@@ -42,6 +43,36 @@ def test_how_sure_a_choice_is():
     # 4 is the best by far in two draws, and 2 in the third: without it, 4 has no spread and 2 is out of reach.
     unsure = choice({2: (1.0, 1.0, 0.5), 4: (0.4, 0.4, 1.6)})
     assert unsure.clusters == 2 and unsure.agreement == (2, 3)
+
+
+def test_a_choice_says_how_many_of_its_clusters_are_in_use():
+    for in_use, said in (((4, 5), "clusters=6 (4 to 5 of them in use) was chosen"),
+                         ((5, 5), "clusters=6 (5 of them in use) was chosen"),
+                         ((6, 6), "clusters=6 was chosen")):  # fmt: skip
+        assert module.Choice(6, (module.Trial(6, 1.0, 0.5, None, (1.0, 1.0), in_use),)).sentence.startswith(
+            said
+        )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("method", "seed", "most"), [("fesem", 0, 4), ("ifca", 0, 6), ("ifca", 1, 6), ("ifca", 2, 6)]
+)
+def test_four_groups_are_given_four_clusters_in_use(method, seed, most):
+    asked = [
+        "data=digits",
+        "data.rotations=4",
+        "partition=iid",
+        "clients=20",
+        "model=mlp",
+        "local.engine=compiled",
+    ]
+    choice = choose_clusters(
+        load_config(None, [*asked, "fleet.backend=in_process", f"method={method}", f"seed={seed}"])
+    )
+    (trial,) = [each for each in choice.trials if each.clusters == choice.clusters]
+    assert 4 <= choice.clusters <= most and len(trial.in_use) == module.DRAWS
+    assert all(abs(used - 4) <= 1 for used in trial.in_use)
 
 
 def test_one_cluster_is_tried_where_the_method_takes_it(monkeypatch):

@@ -287,6 +287,8 @@ def test_when_the_next_level_is_added(options, first_of_level_2):
         assert len(femam.base.levels) == expected
         added = [event for event in femam.events if event == "Level 2 of 2 is added."]
         assert len(added) == (number == first_of_level_2)
+        cut = [event for event in femam.events if "still improves" in event]
+        assert len(cut) == ("share" in options and number == first_of_level_2 - 1)
 
 
 def test_validation_losses_decide_where_there_are_any():
