@@ -5,6 +5,10 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 EXTRAS ?= dev
 
+# Python keeps what it compiles, also where the environment says otherwise (many containers do): each of Ray's processes
+# would compile torch, Lightning and all they import again, four of its seven seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run test test-fast check check-all check-hosts lint fmt types bench docs picture clean
 
@@ -15,6 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (a few minutes the first time) ..."
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(PY) -c 'import ray, actors.block, archipelago.cli.main'  # compiled once, before many processes need it at once
 	@touch $@
 
 run: $(READY)  ## Run the demonstration: four methods on two problems, three seeds, ends in tables and a report

@@ -123,28 +123,28 @@ def actor_count(fleet: FleetSettings, clients: int, nodes: Sequence[Node], *, sh
 
     `shrink` (after a loss) takes what is left instead of refusing.
     """
-    room = capacity(nodes, fleet)
-    wanted = wanted_actors(fleet, clients) or min(clients, max(room, 1))
-    if wanted <= room:
+    most = capacity(nodes, fleet)
+    wanted = wanted_actors(fleet, clients) or min(clients, max(most, 1))
+    if wanted <= most:
         return wanted
-    if shrink and room >= 1:
-        return room
-    raise UserError(_cannot_hold(wanted, room, fleet, nodes), code="capacity", wanted=wanted, capacity=room)
+    if shrink and most >= 1:
+        return most
+    raise UserError(_cannot_hold(wanted, most, fleet, nodes), code="capacity", wanted=wanted, capacity=most)
 
 
-def _cannot_hold(wanted: int, room: int, fleet: FleetSettings, nodes: Sequence[Node]) -> str:
+def _cannot_hold(wanted: int, most: int, fleet: FleetSettings, nodes: Sequence[Node]) -> str:
     gpus = _total(nodes, "GPU")
     each = " and ".join(f"{amount:g} {name}" for name, amount in bundle_of(fleet).items())
     has = f"{_count(_total(nodes, 'CPU'), 'CPU')} and {_count(gpus, 'GPU')}"
     if fleet.gpus and not gpus:
         remedy = "set fleet.gpus=0, or join a cluster with GPUs (fleet.address or RAY_ADDRESS)"
-    elif room:
-        remedy = f"set fleet.actors={room} (or fewer), or ask for less per actor (fleet.cpus, fleet.gpus)"
+    elif most:
+        remedy = f"set fleet.actors={most} (or fewer), or ask for less per actor (fleet.cpus, fleet.gpus)"
     else:
         remedy = "ask for less per actor (fleet.cpus, fleet.gpus)"
     return (
         f"Expected capacity for {_count(wanted, 'client actor')} of {each} each, but the "
-        f"cluster has {has} on {_count(len(nodes), 'node')}, which holds {room}: {remedy}."
+        f"cluster has {has} on {_count(len(nodes), 'node')}, which holds {most}: {remedy}."
     )
 
 

@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    __version__: str
     from archipelago.api import (
         Page,
         Run,
@@ -65,6 +66,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from archipelago.core.program import version
+
+        return version()
     if name in __all__:
         return getattr(importlib.import_module(_HOMES.get(name, "archipelago.api")), name)
     raise AttributeError(f"module 'archipelago' has no attribute '{name}'")

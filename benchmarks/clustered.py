@@ -17,7 +17,7 @@ from benchmarks.kept import Line
 
 KEPT = kept.RESULTS / "clustered.jsonl"
 LAST_CASE = "other labels"
-LONGER = 40  # rounds of one more group of trials: whether CFL needs more than the file has
+LONGER = 40  # rounds of two more groups of trials: whether CFL, FedEM and FedRC need more than the file has
 HEAD = (
     "method", "accuracy (%)", "worst 10%", "ARI", "clusters", "silhouette", "WAS", "down", "up", "computation", "seeds",
 )  # fmt: skip
@@ -27,12 +27,13 @@ COSTS = ("cost_models_down", "cost_models_up", "cost_computation")
 def trials() -> list[Any]:
     """The trials of the file and the longer ones: two of its cases seed by seed, then the third."""
     found = [each for trial in kept.trials("clustered-small") for each in (trial, *longer(trial))]
-    return sorted(found, key=lambda trial: (trial.group.endswith(LAST_CASE), trial.seed))
+    return sorted(found, key=lambda trial: (LAST_CASE in trial.group, trial.seed))
 
 
 def longer(trial: Any) -> list[Any]:
     """The same trial with more rounds, of the methods whose result may be a matter of time; nothing of others."""
-    if trial.group not in {f"{name} | turned" for name in ("fedavg", "CFL", "fedem", "fedrc")}:
+    method, _, case = trial.group.partition(" | ")
+    if method not in ("fedavg", "CFL", "fedem", "fedrc") or case not in ("turned", LAST_CASE):
         return []
     config = dataclasses.replace(trial.config, rounds=LONGER)
     group = f"{trial.group}, {LONGER} rounds"

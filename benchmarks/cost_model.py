@@ -1,6 +1,6 @@
 """Seconds of a stage on a named GPU, from what was counted on the shadow device. A model, not a measurement.
 
-The host launches operations one after the other and goes on; the device works them off in order. A stage takes as
+The host launches operations one after the other without waiting; the device works them off in order. A stage takes as
 long as the slower of the two:
 
     host   = operations x launch + copies x copy call + synchronisations x wait

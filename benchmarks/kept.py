@@ -1,7 +1,7 @@
 """Trials of a comparison in `tune_configs/`, one after the other in this process, each kept as a line of `results/`.
 
 A trial whose line is there already is not run again: a command can be stopped and continued. To measure anew, move the
-file away.
+file away, or take lines out of it: each says of what commit it is.
 """
 
 from __future__ import annotations
@@ -56,14 +56,17 @@ def outcomes(
     kept: Path, asked: Sequence[Any], outcome: Callable[[Any, int | None], Line], rounds: int | None = None
 ) -> list[Line]:
     """Of all these trials, and others that the file has: those that it has, then the others."""
+    from benchmarks.behaviour import code_state
+
     known = (
         {line["trial"]: line for line in map(json.loads, kept.read_text().splitlines())}
         if kept.exists()
         else {}
     )
+    code = code_state()  # as it was loaded
     for trial in asked:
         if trial.name not in known:
-            known[trial.name] = outcome(trial, rounds)
+            known[trial.name] = {**outcome(trial, rounds), "commit": code}
             with kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(known[trial.name]) + "\n")
     return list(known.values())

@@ -10,6 +10,17 @@ import pytest
 from tests.support.clusters import own_cluster, short_folder
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` finds the files with tests of clusters by their marks: one that it missed would not be run."""
+    files = {item.path for item in items if item.get_closest_marker("ray") is not None}
+    for path in files:
+        if "mark.ray" not in path.read_text(encoding="utf-8"):
+            raise pytest.UsageError(
+                f"expected 'pytest.mark.ray' in {path}, whose tests need a cluster: mark them there"
+            )
+
+
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[Path]:
     """The shared cluster: 8 CPUs and 2 GPUs, declared and not real; yields the folder its workers know."""

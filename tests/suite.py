@@ -18,10 +18,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+TESTS = Path(__file__).parent
+# Reading all files to find that few have tests with a cluster takes twenty seconds.
+WITH_CLUSTER = [
+    str(path.relative_to(TESTS.parent))
+    for path in sorted(TESTS.rglob("test_*.py"))
+    if "mark.ray" in path.read_text(encoding="utf-8")
+]
 # By name: how its pytest is called. Tests without a cluster leave the processor to those that take longest anyway.
 PARTS: dict[str, list[str]] = {
     "without a cluster": ["nice", "-n", "15", sys.executable, "-m", "pytest", "-n", "2", "-m", "not ray and not full"],
-    "with a Ray cluster": [sys.executable, "-m", "pytest", "-m", "ray and not full"],
+    "with a Ray cluster": [sys.executable, "-m", "pytest", "-m", "ray and not full", *WITH_CLUSTER],
 }  # fmt: skip
 PATIENCE = 60.0  # seconds that an interrupted part may take to end
 

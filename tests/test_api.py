@@ -52,7 +52,7 @@ def test_run_draws_its_figures_for_a_notebook(tmp_path: Path) -> None:
     run = ar.run(method="ifca", **SMALL, storage=tmp_path, name="one")
     assert "cluster_sizes" in run.figures
     assert isinstance(run.figure("cluster_sizes"), Figure)
-    with pytest.raises(ar.UserError, match="Did you mean 'cluster_sizes'"):
+    with refused("unknown-name", says="'cluster_sizes'", kind="figure", name="cluster_size"):
         run.figure("cluster_size")
 
 
@@ -95,7 +95,7 @@ def test_sweep_compares_and_tells_in_a_table(tmp_path: Path) -> None:
 
 
 def test_sweep_without_anything_that_varies_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ar.UserError, match=r"archipelago\.run"):
+    with refused("nothing-varies", says="archipelago.run"):
         ar.sweep(method="fedavg", **SMALL, storage=tmp_path)
 
 

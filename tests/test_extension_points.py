@@ -98,6 +98,8 @@ ALLOWED = {
     ("archipelago/cli/listing.py", "method", "ifca"): "an example in the help",
     ("archipelago/experiments/given.py", "method", "method: ifca"): "an example of a line in a file",
     ("archipelago/experiments/new_clients.py", "add-on", "finetune=True"): "the keyword of `adopt`",
+    ("archipelago/api.py", "method", "fedavg"): "asks nothing of what `partition` divides",
+    ("archipelago/experiments/checks.py", "add-on", "finetune"): "the keyword of `adopt`",
     ("archipelago/experiments/checks.py", "engine", "trainer"): "an option of it that local.clip excludes",
     ("archipelago/reports/groups.py", "logger", "tensorboard"): "the setting tensorboard=true",
     ("archipelago/runs/identity.py", "logger", "tensorboard"): "the setting tensorboard=true",
@@ -151,6 +153,7 @@ def own_file(entry: Entry[Any]) -> Path | None:
     return None if path is None else Path(path).resolve()
 
 
+@cache  # first asked when tests are collected
 def built_in() -> list[tuple[str, Entry[Any]]]:
     """(kind, entry) of all that the platform registers; tests may have registered others."""
     found = []

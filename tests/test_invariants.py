@@ -161,7 +161,7 @@ def test_who_reads_and_writes_runs_knows_no_pickle(package: str) -> None:
 @pytest.mark.parametrize(
     "line", ["import pickle", "from joblib import dump", "torch.load(p)", "pd.read_pickle(p)", "np.load(p)"]
 )
-def test_the_scan_sees_a_pickle(line: str) -> None:
+def test_scan_sees_a_pickle(line: str) -> None:
     assert list(pickles(ast.parse(line)))
     assert not list(pickles(ast.parse("np.load(p, allow_pickle=False)")))
 
@@ -272,11 +272,11 @@ def test_no_draw_from_global_random_state(path: Path) -> None:
         "torch.randperm(5, device='cpu')", "DataLoader(d, shuffle=True)", "from numpy.random import rand",
     ],
 )  # fmt: skip
-def test_the_scan_sees_a_global_draw(line: str) -> None:
+def test_scan_sees_a_global_draw(line: str) -> None:
     assert list(global_draws(ast.parse(line)))
 
 
-def test_the_scan_lets_generators_pass() -> None:
+def test_scan_lets_generators_pass() -> None:
     fine = "f: np.random.Generator; torch.randn(3, generator=g); rng.random(); KMeans(3, random_state=0)"
     assert list(global_draws(ast.parse(fine))) == []
 
@@ -284,7 +284,7 @@ def test_the_scan_lets_generators_pass() -> None:
 @pytest.mark.parametrize(
     "line", ["import sys; sys.argv[1]", "from sys import argv", "p.parse_args()", "OmegaConf.from_cli()"]
 )
-def test_the_scan_sees_a_reader_of_the_command_line(line: str) -> None:
+def test_scan_sees_a_reader_of_the_command_line(line: str) -> None:
     assert reads_command_line(ast.parse(line))
     assert not reads_command_line(ast.parse("p.parse_args(arguments)"))
 
@@ -293,7 +293,7 @@ def test_the_scan_sees_a_reader_of_the_command_line(line: str) -> None:
     ("method", "executor"),
     [("fedavg", "loop"), ("ifca", "loop"), ("fedavg", "stacked"), ("fedavg", "trainer")],
 )
-def test_an_experiment_neither_reads_nor_moves_a_global_generator(
+def test_experiment_neither_reads_nor_moves_a_global_generator(
     method: str, executor: str, tmp_path: Path
 ) -> None:
     from archipelago.experiments.config import load_config

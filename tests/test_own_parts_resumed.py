@@ -1,4 +1,4 @@
-"""Parts of somebody else's, in a file outside the project, survive a kill: `resume` gives the undisturbed bits.
+"""Parts of somebody else's, of every kind and in a file outside the project, survive a kill: `resume` gives their bits.
 
 And a report calls them by the labels that they declare.
 """
@@ -16,33 +16,17 @@ import pytest
 
 from archipelago.core.vocabulary import read_vocabulary
 from tests.support.clusters import ROOT
+from tests.support.documents import python
 from tests.support.experiments import TINY
 from tests.support.runs import assert_equal_runs
 from tests.support.sweeps import assert_equal_sweeps, rows_of
 
-PARTS = '''
-"""One of each kind of a researcher's own: metric, add-on, rules, engine, network, sampler, scheduler."""
+# All that the page on extending shows, one part of every kind, and what a test needs, as one file.
+PARTS = (
+    python("docs/extending.md")
+    + '''
 import os
 from pathlib import Path
-
-import numpy as np
-import torch
-from torch import nn
-
-import archipelago
-from archipelago.core.metrics import METRICS
-from archipelago.strategies import AGGREGATION, CLUSTERING
-from archipelago.strategies.addon import ADDONS, Addon
-from archipelago.strategies.penalties import Proximal
-from archipelago.sweeps.samplers import SAMPLERS, Sampler
-from archipelago.sweeps.schedulers import SCHEDULERS, Scheduler
-from lightning_modules.engines import ENGINES, Engine
-from lightning_modules.networks import NETWORKS
-
-
-@METRICS.register("doubt", "one minus the largest probability", label="doubt", better="lower", tasks=("classes",))
-def doubt(evaluated):
-    return float(1 - evaluated.outputs.double().softmax(dim=1).max(dim=1).values.mean())
 
 
 @ADDONS.register("leash", "a pull to the cluster's model that slackens from round to round", label="Leash")
@@ -55,47 +39,6 @@ class Leash(Addon):
 
     def after_round(self, base, fleet):
         self.rounds += 1
-
-
-@AGGREGATION.register("third_quartile", "the third quartile of each coordinate", label="Third quartile")
-def third_quartile(uploads):
-    return uploads.by_coordinate(lambda values: np.quantile(values, 0.75, axis=0))
-
-
-@CLUSTERING.register("by_first", "equal parts by the first feature", label="First feature")
-def by_first(task):
-    labels = np.empty(len(task.features), np.int64)
-    labels[np.argsort(task.features[:, 0], kind="stable")] = np.arange(len(labels)) * task.clusters // len(labels)
-    return labels
-
-
-@ENGINES.register("clipped", "the plain loop with clipped gradients", label="Clipped loop")
-class Clipped(Engine):
-    def train_one(self, job):
-        with self.ready(job):
-            total = 0.0
-            for step, index in enumerate(job.batches):
-                self.model.zero_grad()
-                loss = self.model.module.training_step(self.samples.batch(index), step)
-                loss.backward()
-                nn.utils.clip_grad_norm_(self.model.module.parameters(), 0.5)
-                self.model.optimizer.step()
-                total += float(loss.detach())
-            return self.result(job, total)
-
-
-@NETWORKS.register("tanh_layers", "two layers and a hyperbolic tangent", label="Tanh network")
-def tanh_layers(input_shape, outputs):
-    features = torch.Size(input_shape).numel()
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, 6), nn.Tanh(), nn.Linear(6, outputs))
-
-
-@SAMPLERS.register("steps", "ever smaller values", label="Steps")
-class Steps(Sampler):
-    count = 3
-
-    def points(self, combination):
-        return [{key: 0.3 / 2**n for key in self.goal.space} for n in range(3)]
 
 
 @SCHEDULERS.register("halfway", "stops every trial but the first in the middle", label="Halfway rule")
@@ -116,7 +59,7 @@ class Halfway(Scheduler):
         return Rule()
 
 
-class KilledOnce(archipelago.Callback):
+class KilledOnce(ar.Callback):
     """The process is killed after the round that a file asks for, as soon as its checkpoint is there."""
 
     def on_round(self, run, report):
@@ -125,18 +68,36 @@ class KilledOnce(archipelago.Callback):
             order.unlink()
             os.kill(os.getpid(), 9)
 '''
+)
 
+# What leaves clients, how the server steps, the recipe, the data: of any method with a global or cluster model.
+HOOKS = {
+    "update transform": ("update=[halve]",),
+    "attack": ("participation.attackers=0.25", "attack=silence"),
+    "server optimizer": ("server.optimizer=signs", "server.lr=0.01"),
+    "optimizer": ("local.optimizer=sign_descent", "local.lr=0.001"),
+    "learning-rate schedule": ("local.schedule=halved",),
+    "augmentation": ("local.augment=[dim]",),
+    "drift": ("data.drift=[upside_down@3:0.5]",),
+    "partition": ("partition=stripes",),
+}
+# By kind of part: a small run that has one of somebody's own.
 CHOSEN = {
     "metric": (),
-    "add-on": ("method=ifca+leash",),
     "aggregation rule": ("method=fedavg", "aggregation=third_quartile"),
     "clustering rule": ("method=fesem", "fesem.clustering=by_first"),
+    "descriptor": ("method=fesem", "fesem.features=brightness"),
+    "adoption rule": ("method=ifca", "adoption=smallest", "holdout_clients=0.25"),
+    "add-on": ("method=fedavg+tether",),
+    "add-on that remembers": ("method=ifca+leash",),
     "engine": ("method=ifca+cam", "local.engine=clipped"),
-    "network": ("method=ifca", "model=tanh_layers"),
+    "model": ("method=ifca", "model=tanh_layers"),
+    **{kind: ("method=ifca", *words) for kind, words in HOOKS.items()},
 }
+EVERY_HOOK = tuple(word for words in HOOKS.values() for word in words)
 EVERYTHING = (
-    "method=fesem+leash+cam", "fesem.clustering=by_first", "aggregation=third_quartile", "local.engine=clipped",
-    "model=tanh_layers",
+    "method=fesem+leash+cam", "fesem.clustering=by_first", "fesem.features=brightness", "aggregation=third_quartile",
+    "adoption=smallest", "holdout_clients=0.25", "local.engine=clipped", "model=tanh_layers", *EVERY_HOOK,
 )  # fmt: skip
 # Several commands in one process, which saves the seconds that starting one takes.
 CODE = """
@@ -152,7 +113,7 @@ sys.exit(max(main(each) for each in words))
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
-    (tmp_path / "own_parts.py").write_text(PARTS)
+    (tmp_path / "my_parts.py").write_text(PARTS)
     return tmp_path
 
 
@@ -168,7 +129,7 @@ def typed(folder: Path, *words: str, expected: int = 0) -> None:
 def tiny(*words: str) -> list[str]:
     replaced = {word.partition("=")[0] for word in words} | {"model.hidden"}
     kept = [word for word in TINY if word.partition("=")[0] not in replaced]
-    return [*kept, *words, "plugins=[own_parts]", "storage=runs", "checkpoint.every=1"]
+    return [*kept, *words, "plugins=[my_parts]", "storage=runs", "checkpoint.every=1"]
 
 
 def labels_of(run: Path) -> dict[str, str]:
@@ -179,7 +140,7 @@ def labels_of(run: Path) -> dict[str, str]:
 
 def killed_and_resumed(theirs: Path, *words: str) -> None:
     """A run that is killed after three of five rounds and resumed, beside one that is not."""
-    line = tiny(*words, "rounds=5", "callbacks=[own_parts.KilledOnce]")
+    line = tiny(*words, "rounds=5", "callbacks=[my_parts.KilledOnce]")
     (theirs / "kill").touch()
     typed(theirs, *line, "name=killed", expected=-9)
     assert len((theirs / "runs/killed/metrics.csv").read_text().splitlines()) <= 4
@@ -188,12 +149,14 @@ def killed_and_resumed(theirs: Path, *words: str) -> None:
     assert "micro_doubt" in (theirs / "runs/killed/metrics.csv").read_text()
 
 
-def test_own_metric_add_on_rules_engine_and_network_killed_and_resumed(theirs: Path) -> None:
+def test_own_parts_of_every_kind_killed_and_resumed(theirs: Path) -> None:
     killed_and_resumed(theirs, *EVERYTHING, "fleet.backend=in_process")
-    assert labels_of(theirs / "runs/killed") == {
+    declared = {
         "fesem": "FeSEM", "leash": "Leash", "cam": "CAM", "third_quartile": "Third quartile",
         "by_first": "First feature", "clipped": "Clipped loop", "tanh_layers": "Tanh network",
+        "my_parts.KilledOnce": "KilledOnce",
     }  # fmt: skip
+    assert declared.items() <= labels_of(theirs / "runs/killed").items()
 
 
 @pytest.mark.full
@@ -204,9 +167,9 @@ def test_own_part_of_one_kind_killed_and_resumed(kind: str, theirs: Path) -> Non
 
 @pytest.mark.full
 @pytest.mark.ray
-def test_own_metric_add_on_rules_engine_and_network_killed_and_resumed_on_two_actors(theirs: Path) -> None:
+def test_own_parts_of_every_kind_killed_and_resumed_on_two_actors(theirs: Path) -> None:
     killed_and_resumed(theirs, *EVERYTHING, "fleet.backend=ray", "fleet.actors=2", "fleet.dashboard=false")
-    line = tiny(*EVERYTHING, "rounds=5", "fleet.backend=in_process", "callbacks=[own_parts.KilledOnce]")
+    line = tiny(*EVERYTHING, "rounds=5", "fleet.backend=in_process", "callbacks=[my_parts.KilledOnce]")
     typed(theirs, *line, "name=here")
     assert_equal_runs(theirs / "runs/killed", theirs / "runs/here")
 
@@ -218,21 +181,22 @@ def until(reached: Callable[[], bool], process: subprocess.Popen[bytes], log: Pa
 
 
 def sampled(*words: str) -> list[str]:
-    drawn = ("sweep.sampler=steps", "sweep.sample.local.lr=uniform(0.01,0.3)", "partition.validation=0.2")
-    return tiny("method=fedavg", *drawn, "sweep.seeds=[0,1]", *words)
+    drawn = ("sweep.sampler=halves", "sweep.sample.local.lr=uniform(0.01,0.3)", "partition.validation=0.2")
+    parts = [word for word in EVERYTHING if not word.startswith("local.lr=")]
+    return tiny(*parts, *drawn, "loggers=[lines]", "sweep.seeds=[0,1]", *words)
 
 
 @pytest.mark.full
-def test_own_sampler_killed_and_resumed(theirs: Path) -> None:
+def test_own_sampler_and_parts_in_a_sweep_killed_and_resumed(theirs: Path) -> None:
     """Trials run in the sweep's own process, which is killed in the first one's third round."""
-    line = sampled("fleet.backend=in_process", "rounds=4", "callbacks=[own_parts.KilledOnce]")
+    line = sampled("fleet.backend=in_process", "rounds=4", "callbacks=[my_parts.KilledOnce]")
     (theirs / "kill").touch()
     typed(theirs, *line, "name=killed", expected=-9)
     statuses = [row.status for row in rows_of(theirs / "runs/killed").values()]
     assert statuses == ["running", *["waiting"] * 5]
     typed(theirs, "resume", "runs/killed", "then", *line, "name=whole")
     groups = [row.group for row in rows_of(theirs / "runs/killed").values()]
-    assert groups[::2] == [f"fedavg | local.lr={lr}" for lr in (0.3, 0.15, 0.075)]
+    assert groups[::2] == [f"fesem+leash+cam | local.lr={lr}" for lr in (0.1, 0.05, 0.025)]
     assert_equal_sweeps(theirs / "runs/killed", theirs / "runs/whole")
 
 
@@ -259,7 +223,7 @@ ON_TUNE = ("fleet.backend=ray", "fleet.dashboard=false", "rounds=20", "sweep.con
 
 @pytest.mark.full
 @pytest.mark.ray
-def test_own_sampler_killed_and_resumed_on_ray_tune(theirs: Path) -> None:
+def test_own_sampler_and_parts_killed_and_resumed_on_ray_tune(theirs: Path) -> None:
     typed(theirs, *sampled("fleet.backend=in_process", "rounds=20"), "name=whole")
     killed_on_ray_tune(theirs, *sampled(*ON_TUNE))
     assert {row.status for row in rows_of(theirs / "runs/killed").values()} == {"finished"}
@@ -269,7 +233,7 @@ def test_own_sampler_killed_and_resumed_on_ray_tune(theirs: Path) -> None:
 @pytest.mark.full
 @pytest.mark.ray
 def test_own_scheduler_killed_and_resumed_on_ray_tune(theirs: Path) -> None:
-    """It is told again what trials reported before the kill: the first trial stays the first."""
+    """What trials reported before the kill is reported to it again: the first trial stays the first."""
     line = sampled(*ON_TUNE, "sweep.scheduler=halfway")
     killed_on_ray_tune(theirs, *line)
     rows = list(rows_of(theirs / "runs/killed").values())

@@ -183,7 +183,8 @@ def test_installed_package_runs_an_own_method_resumes_it_reports_it_and_finds_co
     )  # fmt: skip
     assert json.loads((research / "out/mine/status.json").read_text())["state"] == "finished"
     assert (research / "out/mine/metrics.csv").read_bytes() == once
-    assert "My average" in shown and "Table 7.1" in shown
+    assert "My average" in shown and "digits, cluster_dirichlet" in shown
+    assert len(list((research / "out/thesis-7.1-small/runs").iterdir())) == 2
 
 
 @pytest.mark.ray

@@ -31,7 +31,8 @@ SETTINGS = """\
 Settings
   A setting is one dotted name, as in local.lr=0.1; `list settings` shows all, with defaults and ranges.
   data=NAME, partition=NAME and model=NAME are short for data.name=NAME and so on. A file holds the same
-  names as YAML. What is given on the command line wins over the file.
+  names as YAML. What is given on the command line wins over the file. zsh wants lists in quotes, as in
+  'ensemble=[fedavg,ifca]'.
 
 `list`, `doctor` and `report` take --json: one JSON document on standard output, for other programs.
 
@@ -46,6 +47,7 @@ def general_help(program: str, commands: Sequence[Described]) -> str:
     rows = [("", "the demonstration, ends in a table")]
     rows += [row for each in commands for row in each.in_general_help()]
     rows += [("COMMAND --help", "arguments, options and examples of one command"), COMPLETION]
+    rows += [("--version", "the version of the package")]
     column = min(max(len(f"{program} {usage}") for usage, _ in rows), WIDTH - 44) + 4
     lines = ["Archipelago: experiments in clustered federated learning, on Ray actors and Lightning modules."]
     lines += ["", "Usage"]

@@ -28,7 +28,7 @@ from archipelago.cli.stopping import Stopped
 from archipelago.cli.words import no_config
 from archipelago.core.causes import no_space, sentence_of
 from archipelago.core.errors import UserError
-from archipelago.core.program import program, program_of, set_program
+from archipelago.core.program import DISTRIBUTION, program, program_of, set_program, version
 from archipelago.core.redaction import redacted
 from archipelago.core.signals import interrupted_once
 
@@ -46,6 +46,9 @@ def app() -> TyperGroup:
 
 def parse(arguments: Sequence[str]) -> Request:
     """Read the command line; a word that means nothing is answered with a sentence."""
+    if list(arguments) == ["--version"]:
+        print(f"{DISTRIBUTION} {version()}")
+        return Answered()
     try:
         found = app().main(
             list(arguments),

@@ -146,9 +146,28 @@ def _unknown_word(ctx: typer.Context, word: str, first: bool) -> UserError:
             f"Expected setting=value, got '{word}': write it as in rounds=10.",
             code="not-a-setting", word=word,
         )  # fmt: skip
+    if meant := _meant_by(word):
+        return UserError(
+            f"Expected setting=value, got '{word}': write {meant}.",
+            code="not-a-setting", word=word, nearest=meant,
+        )  # fmt: skip
     commands: Any = ctx.find_root().command
     names = [name for name, each in commands.commands.items() if not each.hidden]
     return UserError(
         f"Unknown command '{word}'. {nearest(word, [*names, '--help'])}",
         code="unknown-name", kind="command", name=word, nearest=closest(word, [*names, "--help"]),
     )  # fmt: skip
+
+
+def _meant_by(word: str) -> str:
+    """What chooses an entry or a file of this name; empty if there is none."""
+    from archipelago.cli.vocabulary import vocabulary
+    from archipelago.experiments.config_files import config_names
+
+    known = vocabulary()
+    if word in known.addons:
+        return f"method=BASE+{word}"
+    for key in ("method", "data", "partition", "model"):
+        if word.partition("+")[0] in known.values.get(key, {}):
+            return f"{key}={word}"
+    return f"--config {word}" if word in config_names() else ""

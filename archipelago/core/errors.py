@@ -47,5 +47,5 @@ class ClientFailure(RuntimeError):
 class RunFailure(RuntimeError):
     """A run that came to no result and would come to none if it were resumed: the sentence says why.
 
-    The front door prints the sentence and exits with code 1; what the run wrote stays.
+    The command line prints the sentence and exits with code 1; what the run wrote stays.
     """

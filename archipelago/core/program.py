@@ -1,10 +1,20 @@
-"""How the platform was started: the words that every printed command begins with."""
+"""What was started, and how: the version, and the words that every printed command begins with."""
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
+DISTRIBUTION = "archipelago-fl"
 _started_as = ["archipelago"]  # of this process; the command line says it, in a notebook this is the answer
+
+
+def version() -> str:
+    """Of the installed package; a checkout that is not installed has none."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "0+not.installed"
 
 
 def program() -> str:

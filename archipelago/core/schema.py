@@ -45,7 +45,7 @@ def quote(value: Any) -> str:
 
 
 def _short(text: str) -> str:
-    """A sentence has room for so much of a value."""
+    """A sentence shows so much of a value."""
     return text if len(text) <= 300 else f"{text[:300]}... ({len(text)} characters)"
 
 

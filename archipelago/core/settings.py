@@ -206,7 +206,7 @@ class EvaluationSettings:
     batch: int = setting(512, "samples per forward pass", at_least=1)
     train: bool = setting(False, "measure on training data too")
     weights: str = setting("train", "what `micro` means are weighted by", choices=("train", "test"))
-    last: int = setting(3, "the final figure is the mean of this many last evaluations", at_least=1)
+    last: int = setting(3, "the final value is the mean of this many last evaluations", at_least=1)
     clients: float | None = setting(
         None, "clients that an evaluation visits, drawn with the seed: below 1 a share, else a number (default: all)",
         above=0,

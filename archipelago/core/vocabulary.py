@@ -236,11 +236,15 @@ def _others(config: Mapping[str, Any]) -> dict[str, str]:
     known: dict[str, str] = {}
     for table in REGISTRIES.values():
         if table.kind not in _NAMED_KINDS:
-            theirs = {
-                name: entry.label for name, entry in table.items() if not is_ours(entry.value.__module__)
-            }
+            theirs = {name: entry.label for name, entry in table.items() if _somebodys(entry.value)}
             known |= theirs | {path: theirs[name] for path, name in table.paths.items() if name in theirs}
     return {text: known[text] for text in _texts(config) if text in known}
+
+
+def _somebodys(value: Any) -> bool:
+    """Whether an entry is neither the platform's nor one of torch's that the platform lists."""
+    module = str(value.__module__)
+    return not is_ours(module) and not module.startswith("torch.")
 
 
 def _texts(value: Any) -> Iterator[str]:

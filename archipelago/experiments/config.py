@@ -7,6 +7,7 @@ setting shows, in `checks.py` what only a combination shows.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -206,11 +207,28 @@ def read_layers(
         mine = [text for text in overrides if not text.strip().startswith("sweep.")]
         asked = _sweep_typed(text for text in overrides if text not in mine)
     if asked:
+        if "methods" in asked:  # options of methods that it replaces go with them, as an experiment's do
+            gone = _sections_of((sweep or {}).get("methods")) - _sections_of(asked["methods"])
+            content = {key: value for key, value in content.items() if key not in gone - core_sections()}
         sweep = {
             **(sweep or {}),
             **{name: _over((sweep or {}).get(name), value) for name, value in asked.items()},
         }
     return fragment(content, str(file)), _given_by(mine), sweep
+
+
+def _sections_of(compared: Any) -> set[str]:
+    """The option sections of a sweep's methods; what does not name any is refused later."""
+    found: set[str] = set()
+    for each in compared if isinstance(compared, list) else []:
+        named = (each.get("ensemble") or each.get("method")) if isinstance(each, Mapping) else each
+        members = [
+            str(member).replace("{clusters}", "1")
+            for member in (named if isinstance(named, list) else [named])
+        ]
+        with contextlib.suppress(UserError):
+            found |= method_parts(members) if named is not None else set()
+    return found
 
 
 def _over(before: Any, value: Any) -> Any:

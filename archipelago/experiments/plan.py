@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from actors.participation import attackers, held_out, selected
+from actors.plan import Plan
 from actors.records import compared_rounds
 from actors.requests import BlockSetup, ClientSamples
 from actors.server import JUDGED
 from actors.server_setup import ServerSetup, ServerStage
-from actors.session import Plan
 from archipelago.core.errors import UserError
 from archipelago.core.settings import ExperimentSettings
 from archipelago.data import Federation

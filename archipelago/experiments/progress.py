@@ -66,7 +66,7 @@ class Progress:
             self._cell = CellOutput()
         if self._cell is not None or is_terminal(self._stream):
             self._live = _live_display(self._stream)
-            self._live.add_task("", total=self.rounds, completed=self.first_round, figures="", left="")
+            self._live.add_task("", total=self.rounds, completed=self.first_round, metrics="", left="")
             if self._cell is None:
                 self._live.start()
             self.note(self.title)
@@ -102,7 +102,7 @@ class Progress:
         if self._live is not None:
             task = self._live.tasks[0].id
             left = self.time_left(report.round)
-            self._live.update(task, completed=report.round, figures=self._figures("  "), left=left)
+            self._live.update(task, completed=report.round, metrics=self._metrics("  "), left=left)
             if self._cell is not None:
                 self._cell.show(self._live.get_renderable())
         elif self._is_due(report.round, now):
@@ -140,16 +140,16 @@ class Progress:
 
     def _line(self, round: int) -> str:
         width = len(str(self.rounds))
-        parts = [f"round {round:>{width}}/{self.rounds}", self._figures("  ")]
+        parts = [f"round {round:>{width}}/{self.rounds}", self._metrics("  ")]
         seconds = statistics.median(self._durations)
         parts.append(f"{seconds:.2g} s/round" if seconds < 10 else f"{seconds:.0f} s/round")
         if round < self.rounds:
             parts.append(self.time_left(round))
         return "  ".join(part for part in parts if part)
 
-    def _figures(self, separator: str) -> str:
+    def _metrics(self, separator: str) -> str:
         known = [(label, self._shown[name]) for name, label in self._columns.items() if name in self._shown]
-        return separator.join(f"{label} {_figure(value)}" for label, value in known)
+        return separator.join(f"{label} {_number(value)}" for label, value in known)
 
     def _print(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -179,7 +179,7 @@ def duration(seconds: float) -> str:
     return f"{days} d {clock}" if days else clock
 
 
-def _figure(value: Any) -> str:
+def _number(value: Any) -> str:
     if isinstance(value, list):
         shown = [str(item) for item in value[:10]]
         return "/".join(shown) + (f"/... ({len(value)})" if len(value) > 10 else "")
@@ -198,12 +198,12 @@ def _live_display(stream: TextIO) -> RichProgress:
     from rich.text import Text
 
     class Display(Progress):
-        """The bar, and under it the figures, which would not fit beside it in a narrow window."""
+        """The bar, and under it the metrics, which would not fit beside it in a narrow window."""
 
         def get_renderables(self) -> Iterable[RenderableType]:
             yield self.make_tasks_table(self.tasks)
             for task in self.tasks:
-                yield Text(task.fields["figures"], style="cyan", no_wrap=True, overflow="ellipsis")
+                yield Text(task.fields["metrics"], style="cyan", no_wrap=True, overflow="ellipsis")
 
     return Display(
         TextColumn("round"),

@@ -13,9 +13,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.cluster import connected
+from actors.in_process import InProcessSession
+from actors.plan import Checkpoint, Place, Session
+from actors.ray_errors import ActorsLost
 from actors.reports import RoundReport
-from actors.session import ActorsLost, Checkpoint, InProcessSession, Place, RaySession, Session
 from archipelago.core.causes import exits_are_failures
 from archipelago.core.errors import UserError
 from archipelago.core.settings import ExperimentSettings
@@ -32,7 +33,6 @@ from archipelago.experiments.callbacks.platform_callbacks import (
     Results,
     RunStore,
 )
-from archipelago.experiments.choose_clusters import choose_clusters
 from archipelago.experiments.config import (
     check_network,
     check_settings_of_methods,
@@ -78,6 +78,8 @@ def run_experiment(
     """
     chosen = None
     if config.choose_clusters:
+        from archipelago.experiments.choose_clusters import choose_clusters
+
         chosen = choose_clusters(config)
         config = dataclasses.replace(config, clusters=chosen.clusters, choose_clusters=False)
     federation = build_federation(config.data, config.partition, config.clients, config.seed)
@@ -318,7 +320,7 @@ class Drive:
             raise ActorsLost(f"no capacity to continue: {error}") from error
         del checkpoint  # the server's state, which the session has now
         run.session = session
-        # A run that began on GPUs goes on there: after a loss it waits for some rather than crawl on a CPU. One that
+        # A run that began on GPUs stays there: after a loss it waits for some rather than crawl on a CPU. One that
         # loses actors wants as many as it began with.
         first = self.plan.actors or session.actors
         self.plan = dataclasses.replace(self.plan, gpus=session.gpus, actors=first)
@@ -377,6 +379,8 @@ class Drive:
     def _session(self, checkpoint: Checkpoint | None, shrink: bool) -> Session:
         if self.config.fleet.backend == "in_process":
             return InProcessSession(self.plan, checkpoint)
+        from actors.session import RaySession  # what only clusters need is loaded for them alone
+
         return RaySession(
             self.plan, checkpoint, shrink=shrink, data=self.data, place=self.place, say=self.live.note
         )
@@ -384,4 +388,6 @@ class Drive:
     def _ray(self) -> AbstractContextManager[str]:
         if self.config.fleet.backend == "in_process":
             return _in_order("this process")
+        from actors.cluster import connected
+
         return connected(self.config.fleet, name=self.plan.title)

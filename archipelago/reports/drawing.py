@@ -119,6 +119,8 @@ def _legend(axes: Axes, names: Sequence[str], *, most: int = 40) -> None:
 
 
 def _lines(data: Data) -> Drawn:
+    from matplotlib.ticker import MaxNLocator
+
     drawn, (axes,) = _new()
     for series in data["series"]:
         dash = _DASHES[(series["dash"] + max(series["color"], 0) // len(PALETTE)) % len(_DASHES)]
@@ -130,6 +132,8 @@ def _lines(data: Data) -> Drawn:
         for mark in series["marks"]:
             axes.axvline(mark, color=paint, linestyle=":", linewidth=1)
     axes.set(xlabel=data["x"], ylabel=data["y"])
+    if data["x"] == "round":
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))  # there is no round one and a half
     axes.grid(alpha=0.25)
     _legend(axes, [series["name"] for series in data["series"]])
     return drawn

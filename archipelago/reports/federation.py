@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipelago.core.errors import UserError
+from archipelago.runs.files import read_yaml
 
 Numbers = NDArray[Any]
 
@@ -73,7 +74,7 @@ def read_federation(path: str | Path) -> Described:
             {name: column.to_numpy() for name, column in zip(table.column_names, table.columns, strict=True)}
             for table in (pq.read_table(folder / f"{name}.parquet") for name in ("clients", "counts"))
         ]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(
             f"{path} does not say how its data was divided: expected federation/ with facts.json, clients.parquet and "
             f"counts.parquet ({error}).",
@@ -84,11 +85,11 @@ def read_federation(path: str | Path) -> Described:
 
 def _partition(config: Path) -> str:
     """The name of the partition, as the config beside the tables has it."""
-    import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
-
     if not config.exists():
         return "partition"
-    return str((yaml.safe_load(config.read_text(encoding="utf-8")) or {}).get("partition", {}).get("name"))
+    settings = read_yaml(config.read_text(encoding="utf-8"), config)
+    section = settings.get("partition") if isinstance(settings, dict) else None
+    return str(section.get("name")) if isinstance(section, dict) else "partition"
 
 
 # How different clients are ----------------------------------------------------------------------------------

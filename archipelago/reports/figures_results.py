@@ -193,7 +193,10 @@ def bars(problem: Problem) -> list[Figure]:
 
 
 def _axis(cells: Sequence[Cell]) -> tuple[float, float]:
-    """From where to where bars are drawn: all means, whiskers and published values with a margin."""
+    """From where to where bars are drawn: all means, whiskers and published values with a margin.
+
+    A bar that stands alone begins at 0: there is nothing that it could be told apart from.
+    """
     ends = [cell.published.mean for cell in cells if cell.published]
     for cell in cells:
         if cell.mean is not None:
@@ -201,6 +204,8 @@ def _axis(cells: Sequence[Cell]) -> tuple[float, float]:
     known = [value for value in ends if math.isfinite(value)]
     least, most = min(known), max(known)
     margin = max((most - least) * 0.35, abs(most) * 0.02)
+    if least == most >= 0:
+        return 0.0, most + margin * 0.6
     return max(0.0, least - margin) if least > 0 else least - margin, most + margin * 0.6
 
 

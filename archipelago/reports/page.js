@@ -27,7 +27,7 @@
     }, more || {});
   }
 
-  /* Names of bars from top to bottom; on a phone in two lines, so that the bars keep their room. */
+  /* Names of bars from top to bottom; on a phone in two lines, so that the bars keep their width. */
   function names(texts) {
     const shown = narrow() ? texts.map((text) => text.replace(/, K = /, "<br>K = ").replace(/ \(/, "<br>(")) : texts;
     return axis("", { autorange: "reversed", tickmode: "array", tickvals: texts, ticktext: shown });
@@ -62,7 +62,9 @@
           shapes.push({ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: faint(series.color, 0.7), width: 1.3, dash: "dot" } });
         }
       }
-      return [traces, layout({ hovermode: "x unified", xaxis: axis(data.x), yaxis: axis(data.y), shapes })];
+      const rounds = data.x === "round" ? data.series.flatMap((series) => series.x) : [];
+      const few = rounds.length && Math.max(...rounds) - Math.min(...rounds) < 9;  // there is no round one and a half
+      return [traces, layout({ hovermode: "x unified", xaxis: axis(data.x, few ? { dtick: 1 } : {}), yaxis: axis(data.y), shapes })];
     },
     stack(data) {
       const named = typeof data.at[0] === "string", many = data.at.length > 25;

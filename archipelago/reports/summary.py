@@ -1,4 +1,4 @@
-"""The final figures of one run: as numbers, as a printed table and as `summary.md`.
+"""The final metrics of one run: as numbers, as a printed table and as `summary.md`.
 
 Reads the files of a run directory and nothing else, so a run of another machine or another year will do.
 """
@@ -30,7 +30,7 @@ _JUDGED = {
 _SHOWN_EVENTS = 20
 
 
-def final_figures(path: str | Path) -> dict[str, Any]:
+def final_metrics(path: str | Path) -> dict[str, Any]:
     """The figures to publish: the mean of the last evaluations, and the best round by validation.
 
     - `final`: every figure, averaged over the last `evaluation.last` evaluations; those of cluster models on
@@ -90,7 +90,7 @@ def print_table(path: str | Path, stream: TextIO | None = None) -> None:
 
 
 def figures_of(run: RunFiles) -> dict[str, Any]:
-    """`final_figures` of a run whose files are read already."""
+    """`final_metrics` of a run whose files are read already."""
     evaluations = [row for row in run.metrics if any(name.startswith("micro_") for name in row)]
     count = run.setting("evaluation.last")
     if not isinstance(count, int) or count < 1:

@@ -10,7 +10,7 @@ from archipelago.reports.groups import Group
 from archipelago.reports.health import dead_parts, fights, still_rising
 from archipelago.reports.published import deviations
 from archipelago.reports.repeats import mean, repeat_of, spread_over
-from archipelago.reports.significance import LEVEL, TESTS
+from archipelago.reports.significance import HELD, LEVEL, TESTS
 
 if TYPE_CHECKING:
     from archipelago.reports.tables import TableRow
@@ -33,10 +33,12 @@ def notes_of(groups: Sequence[Group], rows: Sequence[TableRow], test: str, compa
             "The last rows always predict the most frequent training class, of the client or of its ground-truth group."
         )
         notes.append(f"{LIFT} points above the first of them, on the same partitions.")
-    if any(cell.paired is not None for cell in cells):
+    if pairs := [cell.paired.pairs for cell in cells if cell.paired is not None]:
+        held = HELD.get(min(pairs))
+        few = f"; of {min(pairs)} pairs such an interval holds the true difference {held} times in 100"
         notes.append(
             f"{VS} difference to {compared}, paired over {over.partition(',')[0]}, with its {100 * LEVEL:.0f} % "
-            "bootstrap interval and wins/losses; of three pairs the interval is their range."
+            f"bootstrap interval and wins/losses{few if held else ''}."
         )
     if any(cell.p is not None for cell in cells):
         named = TESTS[test].format(over=over.partition(",")[0])

@@ -156,9 +156,14 @@ def _amount(value: float | None) -> str:
 
 
 def print_tables(tables: Sequence[Table], stream: TextIO, brief: bool = False) -> None:
-    """Tables with lines and colours on a terminal, aligned plain text elsewhere; brief ones fit on a screen."""
+    """Tables with lines and colours on a terminal, aligned plain text elsewhere; brief ones fit on a screen.
+
+    One that is wider than the terminal is brief, too.
+    """
     fancy = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    asked = brief
     for table in tables:
+        brief = asked or (fancy and not _fits(table, stream))
         if fancy:
             _print_drawn(table, stream, brief)
         else:
@@ -177,6 +182,15 @@ def print_tables(tables: Sequence[Table], stream: TextIO, brief: bool = False) -
                 file=stream,
             )
         print(file=stream)
+
+
+def _fits(table: Table, stream: TextIO) -> bool:
+    """Whether the whole of it has a line of the terminal for each row."""
+    from rich.console import Console
+
+    lines = grid(table)
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return sum(widths) + 3 * len(widths) + 1 <= Console(file=stream).width
 
 
 def _print_drawn(table: Table, stream: TextIO, brief: bool) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, written in the background, and the newest good one found again.
+"""Checkpoints: all or nothing, written in the background, and the newest good one found again.
 
 `checkpoints/round-000010/` holds one checksummed file per named part of the state and a manifest. It is
 built under another name, made durable, and renamed; only then are older ones removed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def describe_environment(command: str | None = None) -> dict[str, Any]:
     return {
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command,
-        "commit": git_commit(Path(__file__).resolve().parent.parent),
+        "commit": own_commit(),
         "python": sys.version.split()[0],
         "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
         "system": f"{os.uname().sysname} {os.uname().release} {os.uname().machine}",
@@ -53,6 +54,12 @@ def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -
         for label, (was, is_now) in pairs.items()
         if was != is_now
     ]
+
+
+@functools.cache
+def own_commit() -> str | None:
+    """The commit of this code, asked for once a process: that is when the code was read."""
+    return git_commit(Path(__file__).resolve().parents[2])
 
 
 def git_commit(root: Path) -> str | None:

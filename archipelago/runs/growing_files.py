@@ -201,7 +201,7 @@ def read_event(path: Path, line: str) -> dict[str, Any]:
         return {"round": int(event["round"]), "text": str(event["text"])}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{path} is damaged (a line of it is no event: {error}); restore it, or remove it to go on without it.",
+            f"{path} is damaged (a line of it is no event: {error}); restore it, or remove it to continue without it.",
             code="damaged",
             file=path,
         ) from error

@@ -5,17 +5,18 @@ hash. Whoever continues, reports or adopts a run compares: a config that was edi
 checkpoint of another run is noticed, and the sentence names what differs. Runs from before have none.
 
 Beside it stand digests of the code of somebody's own that the run imports (plug-ins, import paths): a part of its own,
-as code changes without the results changing. Who resumes or adopts is told, and reports say where rows differ in it.
+as code changes without the results changing. `resume` and `adopt` report a difference, as reports do of rows.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
-import importlib.util
 import io
 import json
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ ELSEWHERE = ("name", "storage", "fleet.", "checkpoint.", "records.", "idle_round
 
 
 def describe(config: Mapping[str, Any], folder: Path, code: Iterable[str] = ()) -> dict[str, Any]:
-    """The content of `identity.json` of a run with this config, whose files are in `folder`; it imports `code`."""
+    """The content of `identity.json` of a run with this config, whose files are in `folder`."""
     content = {"settings": _settings(config), "partition": _partition(folder), "format": FORMAT}
     return {
         "identity": _hash(content),
@@ -139,7 +140,7 @@ def code_digests(run: Path) -> dict[str, str]:
 
 
 def changed_code(run: Path) -> list[str]:
-    """Modules and import paths whose file is another one than when the run was made; imports their packages."""
+    """Modules and import paths whose file is another one than when the run was made; nothing is imported."""
     return [name for name, digest in code_digests(run).items() if digest_of_code(name) != digest]
 
 
@@ -181,15 +182,30 @@ def _partition(folder: Path) -> str | None:
 
 def digest_of_code(name: str) -> str:
     """The digest of the file of a module, or of the module that an import path begins with; empty if it is not here."""
-    parts = name.split(".")
-    for end in range(len(parts), 0, -1):
-        try:
-            spec = importlib.util.find_spec(".".join(parts[:end]))
-            if spec is not None and spec.origin:
-                return hashlib.blake2b(Path(spec.origin).read_bytes(), digest_size=8).hexdigest()
-        except (ImportError, OSError, ValueError):  # no module, but something in one
-            continue
+    try:
+        spec = _spec(name.split("."))
+        if spec is not None and spec.origin:
+            return hashlib.blake2b(Path(spec.origin).read_bytes(), digest_size=8).hexdigest()
+    except (ImportError, OSError, ValueError):
+        pass
     return ""
+
+
+def _spec(parts: Sequence[str]) -> ModuleSpec | None:
+    """Where the module is that these names begin with; nothing is imported, as `importlib.util.find_spec` does."""
+    found, inside = None, None
+    for end in range(1, len(parts) + 1):
+        name = ".".join(parts[:end])
+        finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((spec for finder in finders if (spec := finder.find_spec(name, inside))), None)
+        if spec is None and end == 1:  # plug-ins are found in the working directory, too
+            spec = PathFinder.find_spec(name, [str(Path.cwd())])
+        if spec is None:
+            break
+        found, inside = spec, spec.submodule_search_locations
+        if inside is None:
+            break
+    return found
 
 
 def _hash(content: Mapping[str, Any]) -> str:

@@ -175,8 +175,8 @@ class Run:
         measured = metrics.dropna(subset=shown[:1]) if shown else metrics[:0]
         if len(measured):
             last = measured.iloc[-1]
-            figures = ", ".join(f"{name} {last[name]:.4g}" for name in shown if last[name] == last[name])
-            lines.append(f"  round {int(last['round'])}: {figures}")
+            values = ", ".join(f"{name} {last[name]:.4g}" for name in shown if last[name] == last[name])
+            lines.append(f"  round {int(last['round'])}: {values}")
         lines.append(
             "  data frames: .metrics .clients .assignments .timings .events .federation .label_counts"
         )

@@ -9,7 +9,7 @@ from archipelago.core.dotted import dotted
 from archipelago.core.errors import UserError
 from archipelago.core.program import program
 from archipelago.runs import identity
-from archipelago.runs.files import RunFiles
+from archipelago.runs.files import RunFiles, read_yaml
 from archipelago.runs.status import is_run, read_status
 
 
@@ -57,7 +57,8 @@ def check_config(path: Path, expected: str, ignore: tuple[str, ...]) -> None:
 
 def check_identity(path: Path) -> None:
     """A `UserError` if the config or the partition of the run in `path` was changed since it was made."""
-    identity.check_identity(path, settings_of(_config_text(path)), read_status(path).identity)
+    settings = settings_of(_config_text(path), path / "config.yaml")
+    identity.check_identity(path, settings, read_status(path).identity)
 
 
 def _config_text(path: Path) -> str:
@@ -85,15 +86,7 @@ def _differences(path: Path, expected: str, ignore: tuple[str, ...]) -> str:
 _ABSENT = object()
 
 
-def settings_of(text: str) -> dict[str, Any]:
-    """The mapping in a YAML text; empty if it holds something else."""
-    import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
-
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(
-            f"Expected settings as YAML, got a text that is none ({' '.join(str(error).split())}).",
-            code="not-yaml",
-        ) from error
+def settings_of(text: str, path: Path = Path("config.yaml")) -> dict[str, Any]:
+    """The mapping in a YAML text that stands in `path`; empty if it holds something else."""
+    content = read_yaml(text, path)
     return content if isinstance(content, dict) else {}

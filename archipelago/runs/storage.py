@@ -319,7 +319,7 @@ def writable(address: str, wait: float = 0.0) -> Iterator[tuple[Path, Mirror | N
     from archipelago.runs.lease import Lease
     from archipelago.runs.lock import FolderLock
 
-    refuse_bad_address(address)
+    filesystem(address)  # a refused one leaves no folder here
     folder = working_copy(address)
     folder.parent.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -359,7 +359,7 @@ def reading(address: str | Path) -> Iterator[Path]:
     if not is_address(address):
         yield Path(address).expanduser()
         return
-    refuse_bad_address(str(address))
+    filesystem(str(address))  # a refused one leaves no folder here
     with scratch(address) as folder:  # called like the original: titles of reports are names of folders
         if not Mirror(folder, str(address)).fetch():
             sentence = f"There is nothing at '{address}': expected a run or a sweep."

@@ -28,7 +28,8 @@ Distance of clusters
     option  feddrift.distance=own
 Data of a cluster
     paper   what its clients held at all time steps at which they were in it
-    here    what its clients hold now: a client keeps no samples of former concepts
+    code    the same; clients whose concept has just drifted have left it
+    here    what its clients hold now, without clients that have just drifted: nobody keeps samples of former concepts
 The loss that a drift is measured against
     paper   the last time step's
     code    that of the best model at the beginning of the last time step, not renewed while a client is alone
@@ -39,13 +40,13 @@ Time steps
     option  feddrift.time_step
 Where a new cluster starts
     paper   a new model
-    code    a model initialised anew
-    here    as the code
-    option  feddrift.start=nearest begins with the best model there is
+    code    the best model there is; one initialised anew is commented out
+    here    as the paper
+    option  feddrift.start=nearest is the code's
 Number of clusters
     paper   not limited
     code    as many models as there are; beyond them no new one is made, or the least recently used is given up
-    here    `clusters` is the most that are left after merging, which goes on past delta' if it must; new clusters,
+    here    `clusters` is the most that are left after merging, which continues past delta' if it must; new clusters,
             which are alone, are not counted
     option  clusters
 A cluster without clients
@@ -73,6 +74,7 @@ from archipelago.core.settings import setting
 from archipelago.strategies.base import METHODS, UNASSIGNED, ClusteredModels, lowest
 from archipelago.strategies.expectations import ALL, Cost, Expectations, K, Known
 from archipelago.strategies.interface import FleetView
+from archipelago.strategies.parameters import Matrix
 from archipelago.strategies.references import Indices, Models
 
 Losses = npt.NDArray[np.float64]
@@ -131,12 +133,15 @@ class FedDrift(ClusteredModels):
         self.until = np.where(self.until <= self.number, NEVER, self.until)  # models leave isolation
         losses = fleet.losses(self.clusters, on_top_of=self.underlay)  # l_c(h_m)
         c, best = self.choose(fleet, losses)
-        c = self.merge(fleet, losses, c)
-        drifted = best > self.before[fleet.ids] + self.options.delta  # l_c^(tau) > l_c^(tau-1) + delta
-        self.before = self.before.copy()
         settled = np.isfinite(best) & ~self.alone(c)
+        drifted = settled & (
+            best > self.before[fleet.ids] + self.options.delta
+        )  # l_c^(tau) > l_c^(tau-1) + delta
+        self.before = self.before.copy()
         self.before[fleet.ids[settled]] = best[settled]
-        return self.isolate(fleet, c, drifted & settled)
+        nearest = self.clusters.values[c]
+        c = self.merge(fleet, losses, c, ~drifted)
+        return self.isolate(fleet, c, drifted, nearest)
 
     def alone(self, c: Indices) -> npt.NDArray[np.bool_]:
         """Which of some clusters are left alone still."""
@@ -151,14 +156,19 @@ class FedDrift(ClusteredModels):
         stays = (last != UNASSIGNED) & self.alone(np.maximum(last, 0))
         return np.where(stays, last, c), best
 
-    def isolate(self, fleet: FleetView, c: Indices, drifted: npt.NDArray[np.bool_]) -> Indices:
-        """New clusters for clients whose concept has drifted: one for each, or (eager) one for all."""
+    def isolate(
+        self, fleet: FleetView, c: Indices, drifted: npt.NDArray[np.bool_], nearest: Matrix
+    ) -> Indices:
+        """New clusters for clients whose concept has drifted: one for each, or (eager) one for all.
+
+        `nearest`: the model of least loss of each client of `fleet`.
+        """
         if not drifted.any():
             return c
         c, who = c.copy(), np.flatnonzero(drifted)
         parties = [who] if self.options.eager else [np.array([at]) for at in who]
         for party in parties:
-            model = self.clusters[int(c[party[0]])]
+            model = nearest[party[0]]
             if self.options.start == "initial":
                 model = fleet.initial(1, f"new cluster, round {self.number}")[0]
             self.clusters = Models(np.concatenate([self.clusters.values, model[None]]))
@@ -172,9 +182,12 @@ class FedDrift(ClusteredModels):
         )
         return c
 
-    def merge(self, fleet: FleetView, losses: Losses, c: Indices) -> Indices:
-        """Merge the clusters of one concept; `c`, this round's clusters of `fleet`, come back by their new numbers."""
-        n = self.client_weights(fleet)
+    def merge(self, fleet: FleetView, losses: Losses, c: Indices, stays: npt.NDArray[np.bool_]) -> Indices:
+        """Merge the clusters of one concept; `c`, this round's clusters of `fleet`, come back by their new numbers.
+
+        A cluster is compared on the data of the clients that stay in it.
+        """
+        n = self.client_weights(fleet) * stays
         weight = np.bincount(c, weights=n, minlength=self.K).astype(np.float64)
         fed = np.flatnonzero((weight > 0) & (self.until == NEVER))
         if len(fed) > 1:

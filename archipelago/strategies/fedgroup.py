@@ -1,4 +1,4 @@
-"""FedGroup (FlexCFL): groups by the decomposed cosine similarity of pre-trained updates; newcomers join by direction.
+"""FedGroup (FlexCFL): groups by the decomposed cosine similarity of pre-trained updates; new clients join by direction.
 
 Duan, Liu, Ji, Liu, Liang, Chen, Tan, "FedGroup: Efficient Federated Learning via Decomposed Similarity-Based
 Clustering", ISPA 2021 (arXiv:2010.06870); Duan et al., "Flexible Clustered Federated Learning for Client-Level Data
@@ -41,11 +41,12 @@ First model of a group
     option  weights=uniform
 Inter-group aggregation
     paper   eta_G from 0 to 0.1
-    code    off
-    here    off
+    code    off; the sum is divided by the sum of its coefficients
+    here    off; the sum as it is in the paper
     option  fedgroup.mixing
 Clients whose data shifts (FlexCFL)
     paper   are found by the Wasserstein distance of their labels, and migrate by a new cold start
+    code    that distance of the numbers of samples per class, taken as values; all clients are asked in every round
     here    the same where a threshold is given: a client whose data has changed reports its shares of labels. Classes
             count as equally far apart, so the distance is half the sum of absolute differences. What changes without
             changing these shares is not found

@@ -38,7 +38,7 @@ W at rest
     here    the same, the change in shares of W's mean square: W's entries are about 1 / |P|
     option  fedgwc.eps
 Affinity
-    code    W scaled to [0, 1]; entries of i and j themselves are left out of v_i and v_j
+    code    W scaled to [0, 1]; entries of i and j themselves are left out of v_i and v_j; beta 0.1
     here    the same
     option  fedgwc.beta
 Spectral clustering
@@ -46,7 +46,7 @@ Spectral clustering
     here    eigenvectors of the normalised affinity, clustered by K-means and scored on these
     option  fedgwc.clustering
 Number of parts
-    code    2 to 4, at most clients / |P|; no part is too small
+    code    2 to 4, at most clients / |P|, however small
     here    2 to `parts`, at most clients / |P|, none with fewer than `min_size` clients; no more than `clusters` in all
     option  fedgwc.parts, fedgwc.min_size
 Clients that never took part

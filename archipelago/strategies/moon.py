@@ -26,12 +26,12 @@ Other models in the contrast
     here    one
 w_i^{t-1} of a client that takes part first
     paper   the first global model
-    code    the client's own initial model
+    code    the client's own initial model, from the second round on; in the first there is nothing to contrast
     here    the model that it receives: both similarities are the same then, and the term has no gradient
 w_i^{t-1} of a client that was absent
     here    what it came to when it took part last
 z_glob, z_prev
-    code    in training mode
+    code    in evaluation mode, anew for every batch
     here    in evaluation mode (BatchNorm by its running statistics), once per sample and round
 mu, tau
     paper   mu tuned from 0.1 to 10, 1 or 5 at best; tau 0.5

@@ -15,7 +15,8 @@ What the paper is read from
     here    public code, abstracts and what is generally known of it: the full text was not at hand
 D_k
     paper   the client's data matrix
-    code    one for each class, whose vectors are put side by side; for clients of different data sets all samples
+    code    raw pixels; one for each class, whose vectors are put side by side; for clients of different data sets all
+            samples
     here    all samples, so that clients without labels can be assigned; inputs as the network sees them
     option  pacfl.by_class
 Smallest angle, (2)
@@ -27,7 +28,7 @@ Sum of angles, (3)
     here    signs do not matter: a vector and its negative are the same direction
 p
     paper   3 to 5
-    code    3
+    code    3 (its scripts; its default is 5)
     here    3
     option  pacfl.vectors
 Which of (2) and (3)
@@ -96,7 +97,7 @@ class PACFL(OneShot):
 
     Options = PACFLOptions
     state = (*OneShot.state, "width")
-    width = 0  # vectors that a signature has room for
+    width = 0  # vectors that a signature can hold
 
     def expect(self, fleet: FleetView) -> Indices:
         """Algorithm 1, lines 1 to 7, before the first training; then the cluster that each client is in."""

@@ -30,6 +30,7 @@ The step of w_i
             of other methods have it
     option  pfedme.eta
 Settings that do not count
+    code    theta has a weight decay of its own, 0.001
     here    momentum, weight decay and the optimizer: both steps are plain, as in the paper
 Who trains
     code    everybody in every round; the server averages a sample

@@ -116,7 +116,7 @@ class ServerSteps:
         return Models(values)
 
     def keep(self, name: str, rows: npt.NDArray[np.int64]) -> None:
-        """Go on with these models alone, in this order: what is remembered of the others is forgotten."""
+        """Continue with these models alone, in this order: what is remembered of the others is forgotten."""
         known = self.state.get(name, {})
         there = {
             each: rows[rows < len(values)] for each, values in known.items()

@@ -117,7 +117,7 @@ class Optuna(Sampler):
     adaptive = True
 
     def check(self) -> None:
-        """The package is an extra."""
+        """Where the package was left out of an installation, a sentence says so before Ray starts."""
         if importlib.util.find_spec("optuna") is None:
             raise UserError(
                 "Expected the package optuna for sweep.sampler=optuna, but it is not installed: pip install optuna, "

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.node_data import shared_federation
+from actors.plan import Place
+from actors.ray_errors import ActorsLost
 from actors.reports import RoundReport
-from actors.session import ActorsLost, Place
 from archipelago.core.errors import UserError
 from archipelago.core.files import write_whole
 from archipelago.core.settings import ExperimentSettings

@@ -15,12 +15,12 @@ WIDTH = 1280
 CARD = "[...document.querySelectorAll('#tables .card')].at(-1)"
 PLACES = {
     "top": f"{CARD}.getBoundingClientRect().top + scrollY",
-    "end": f"({CARD}.querySelector('tr.guess') ?? {CARD}.querySelector('ul')).getBoundingClientRect().top + scrollY",
+    "end": f"{CARD}.querySelector('table').getBoundingClientRect().bottom + scrollY + 8",
 }
 
 
 def main(report: Path) -> None:
-    """The rows of the report's last table that were run, and what stands above them, as a browser draws them."""
+    """The report's last table and what stands above it, as a browser draws them."""
     from PIL import Image
 
     from tests.support.browser import look

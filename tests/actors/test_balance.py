@@ -34,7 +34,7 @@ def ifca_round(sizes: Any, K: int = 10, steps: int = 10, batch: int = 32) -> Any
 
 @pytest.mark.parametrize("actors", [2, 8, 32, 128])
 @pytest.mark.parametrize("clients", [200, 1000])
-def test_an_ifca_round_is_within_a_fifth_of_what_no_layout_can_beat(clients: int, actors: int) -> None:
+def test_ifca_round_is_within_a_fifth_of_what_no_layout_can_beat(clients: int, actors: int) -> None:
     costs = ifca_round(dirichlet(clients))
     assert makespan(costs, balanced(costs, actors)) <= 1.2 * lower_bound(costs, actors)
     # What a layout by training alone makes of it, at 200 clients and 32 actors.
@@ -42,7 +42,7 @@ def test_an_ifca_round_is_within_a_fifth_of_what_no_layout_can_beat(clients: int
         assert makespan(costs, balanced(costs[1:2], actors)) > 1.4 * lower_bound(costs, actors)
 
 
-def test_the_sum_of_stages_is_not_enough() -> None:
+def test_sum_of_stages_is_not_enough() -> None:
     """Every client costs the same in all; two train long, two have many losses to compute."""
     costs = np.array([[3.0, 3.0, 1.0, 1.0], [1.0, 1.0, 3.0, 3.0]])
     assert makespan(costs, [[0, 1], [2, 3]]) == 12.0

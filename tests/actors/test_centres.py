@@ -15,7 +15,7 @@ MIXED = (
 )  # fmt: skip
 
 
-def test_a_row_for_each_distribution_and_a_column_for_each_centre():
+def test_row_for_each_distribution_and_a_column_for_each_centre():
     session = session_of(*MIXED)
     (report,) = run(session, 1)
     plan = plan_of(*MIXED)
@@ -62,7 +62,7 @@ def test_images_have_accuracy_and_macro_f1_and_any_layout_gives_the_same_bits():
     }  # fmt: skip
 
 
-def test_a_centre_of_cam_is_its_cluster_model_and_the_shared_one():
+def test_centre_of_cam_is_its_cluster_model_and_the_shared_one():
     session = session_of(*ROTATED[:2], "method=ifca+cam", "cam.warmup=0")
     run(session, 1)
     strategy, block = session.server.method, session.fleet.blocks[0]

@@ -42,7 +42,7 @@ def test_without_an_address_the_cluster_is_one_of_our_own(init: list[dict[str, A
 
 
 @pytest.mark.parametrize("given", ["setting", "environment"])
-def test_a_cluster_that_was_named_is_joined(
+def test_cluster_that_was_named_is_joined(
     init: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "head:6379" if given == "environment" else "other:1")
@@ -52,7 +52,7 @@ def test_a_cluster_that_was_named_is_joined(
     assert init[0]["address"] == "head:6379" and init[1:] == [{"shutdown": True}]
 
 
-def test_a_connection_that_is_there_is_used_and_left_alone(
+def test_connection_that_is_there_is_used_and_left_alone(
     init: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
@@ -77,7 +77,7 @@ def wrapped_by_ray(reason: str) -> Exception:
         (ray.exceptions.AuthenticationError("no token"), "Expected the token of the Ray cluster"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_one_sentence(
+def test_cluster_that_does_not_answer_is_one_sentence(
     init: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, raised: Exception, sentence: str
 ) -> None:
     def refuse(**options: Any) -> None:
@@ -90,7 +90,7 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(
     assert init == []  # nothing was joined, so nothing is left
 
 
-def test_an_address_where_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_where_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("Ray would have tried for minutes"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
@@ -102,7 +102,7 @@ def test_an_address_where_nobody_listens_is_refused_at_once(monkeypatch: pytest.
             raise AssertionError("there is no cluster")
 
 
-def test_the_token_of_ray_is_for_its_user_alone(
+def test_token_of_ray_is_for_its_user_alone(
     init: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
@@ -139,7 +139,7 @@ assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ
 
 @pytest.mark.ray
 @pytest.mark.full
-def test_a_cluster_of_our_own_listens_on_the_loopback_address_alone(tmp_path: Path) -> None:
+def test_cluster_of_our_own_listens_on_the_loopback_address_alone(tmp_path: Path) -> None:
     """Its server, raylet, agents, dashboard, metrics and workers: everything that listens, of every process."""
     done = started_python(LISTENING, tmp_path)
     found = [line.rsplit(" ", 1) for line in done.splitlines() if line]

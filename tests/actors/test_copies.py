@@ -68,7 +68,7 @@ def test_changes_are_what_a_round_replaced_and_nothing_else() -> None:
     assert states.changes() == Changes()
 
 
-def test_a_copy_takes_over_a_round_only_when_it_is_decided() -> None:
+def test_copy_takes_over_a_round_only_when_it_is_decided() -> None:
     copies = Copies()
     copies.hold("a", 3, {0: {"x": 3}})
     copies.prepare("a", 4, Changes({0: {"x": 4}}))
@@ -84,7 +84,7 @@ def test_a_copy_takes_over_a_round_only_when_it_is_decided() -> None:
     assert copies.rounds() == {}
 
 
-def test_a_copy_has_memory_of_its_own() -> None:
+def test_copy_has_memory_of_its_own() -> None:
     block = np.arange(6, dtype=np.float32)
     mine = owned({"a": [block[:3], (block[3:], 7)]})
     block[:] = 0
@@ -125,9 +125,7 @@ def says(round: int, **copies: tuple[int, int | None]) -> dict[str, Any]:
         ({0: says(2, _1=(2, None)), "server": says(2)}, [1], None),  # not where the driver is
     ],
 )
-def test_the_round_that_everybody_can_be_at(
-    said: dict[Any, Any], lost: list[Any], decided: int | None
-) -> None:
+def test_round_that_everybody_can_be_at(said: dict[Any, Any], lost: list[Any], decided: int | None) -> None:
     assert standings(said, lost).decided(4) == decided
 
 
@@ -142,11 +140,11 @@ def state_outlives_a_round(*settings: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedsoft", "cfl", "ifca+cam"])
-def test_a_server_state_is_not_written_to_by_the_next_round(method: str) -> None:
+def test_server_state_is_not_written_to_by_the_next_round(method: str) -> None:
     state_outlives_a_round(f"method={method}")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("method", compositions())
-def test_a_server_state_of_every_method_is_not_written_to_by_the_next_round(method: str) -> None:
+def test_server_state_of_every_method_is_not_written_to_by_the_next_round(method: str) -> None:
     state_outlives_a_round(f"method={method}")

@@ -74,6 +74,9 @@ def test_local_training_moves_nothing_after_the_first_round():
         ("pfedme", 2, 1, 1, 5),
         ("apfl", 2, 1, 1, 2),
         ("perfedavg", 1, 1, 1, 2),
+        ("fedgwc", 1, 1, 1, 1),
+        ("feddrift", 1, 1, 1, 1),
+        ("ifca+rr_cluster", 3, 3, 1, 1),  # what IFCA costs
     ],
 )
 def test_models_stored_moved_and_trained_in_the_second_round(method, stored, down, up, trainings):
@@ -123,7 +126,7 @@ def test_every_method_says_what_it_costs_as_multiples_of_fedavg(method):
     "local",
     [("local.steps=2",), ("local.steps=37",), ("local.epochs=2",), ("local.steps=5", "local.batch=1000")],
 )
-def test_a_method_without_local_training_is_measured_by_the_one_that_fedavg_would_do(local):
+def test_method_without_local_training_is_measured_by_the_one_that_fedavg_would_do(local):
     # Unequal clients, short last batches, stragglers: the samples are counted as FedAvg's training counts them.
     same = ("partition=dirichlet", "partition.alpha=0.5", "participation.stragglers=0.5", *local)
     trained, _ = costs("method=fedavg", *same)

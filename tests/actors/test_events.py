@@ -31,7 +31,7 @@ def test_clusters_of_one_are_reported_once_and_trained(clients, groups, sentence
     assert changed.any(axis=1).all() and np.isfinite(second.metrics["micro_loss"])
 
 
-def test_a_cluster_that_comes_down_to_one_is_reported_when_it_does():
+def test_cluster_that_comes_down_to_one_is_reported_when_it_does():
     server = session_of("method=oracle", "clients=4").server
     then, server.method.base.assignment = np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1])
     assert server._cluster_events(then) == ["Cluster 1 has one client."]
@@ -74,7 +74,7 @@ def test_clients_with_one_batch_are_reported_once_in_one_sentence():
     assert reported(run(session_of("method=fedavg"), 1)[0], "batch") == []
 
 
-def test_a_regression_has_no_classes_to_speak_of():
+def test_regression_has_no_classes_to_speak_of():
     session = session_of("method=fedavg", "data=synthetic", "data.rotations=1", "model=linear_regression")
     [report] = run(session, 1)
     assert session.server.setup.one_class is None and reported(report, "class") == []

@@ -119,7 +119,7 @@ def count_rounds(client, state, step):
     return {**state, "count": counted}, (client.id, client.size, counted)
 
 
-def test_a_client_function_sees_its_state_and_commits_with_the_round():
+def test_client_function_sees_its_state_and_commits_with_the_round():
     ships = fleet()
     assert ships.map(count_rounds, stage="counting", step=PerClient(np.array([1, 2, 3]))) == [
         (0, 1, 1),
@@ -139,7 +139,7 @@ def fail_for_client_one(client, state):
     return state, None
 
 
-def test_a_failure_names_client_round_stage_and_cause():
+def test_failure_names_client_round_stage_and_cause():
     ships = fleet()
     ships.begin(7)
     with pytest.raises(
@@ -161,7 +161,7 @@ def test_predictions_combine_models(combine, outputs):
     assert weighted.tolist() == pytest.approx([1.0, 1.0])
 
 
-def test_a_vote_and_a_mean_of_probabilities_are_those_of_numpy():
+def test_vote_and_a_mean_of_probabilities_are_those_of_numpy():
     session = session_of("method=ifca", "clusters=3")
     run(session, 2)
     ships, clusters = session.fleet.everyone, session.server.method.base.clusters
@@ -183,7 +183,7 @@ def test_a_vote_and_a_mean_of_probabilities_are_those_of_numpy():
             assert found["accuracy"][client] == pytest.approx((scores.argmax(axis=1) == y).mean())
 
 
-def test_a_client_that_blows_up_is_dropped_by_name_and_averaged_never():
+def test_client_that_blows_up_is_dropped_by_name_and_averaged_never():
     ships = scalar_fleet([[(1.0, 2.0)], [(1e30, 1.0)]], lr=0.1)
     trained = ships.train(start=np.float32([1.0]), keep="own")
     assert trained.arrived.tolist() == [True, False] and ships.dropped == {1}
@@ -194,7 +194,7 @@ def test_a_client_that_blows_up_is_dropped_by_name_and_averaged_never():
     assert "model/own" in states[0] and "model/own" not in states[1]
 
 
-def test_a_client_that_blows_up_stops_the_run_where_the_setting_says_so():
+def test_client_that_blows_up_stops_the_run_where_the_setting_says_so():
     ships = scalar_fleet([[(1.0, 2.0)], [(1e30, 1.0)]], lr=0.1)
     ships.not_finite = "stop"
     with pytest.raises(ClientFailure, match=r"Client 1 failed in round 1 .* not finite .*not_finite=drop"):
@@ -207,7 +207,7 @@ def test_all_clients_lost_keeps_the_model():
     assert trained.average(otherwise=np.float32([7.0])).tolist() == [7.0]
 
 
-def test_the_clusterability_measure_by_hand():
+def test_clusterability_measure_by_hand():
     session = session_of("method=fedavg", "evaluation.clusterability=true", "evaluation.train=true")
     report = session.run_round(1)
     ships, model = session.fleet, session.server.method.base.model
@@ -227,7 +227,7 @@ def test_clusterability_is_zero_where_all_clients_have_the_same_data():
     assert gradients.distances(mean).tolist() == [0.0, 0.0]
 
 
-def test_a_client_dropped_earlier_in_the_round_stays_out_of_it():
+def test_client_dropped_earlier_in_the_round_stays_out_of_it():
     ships = scalar_fleet([[(1.0, 2.0)], [(1e30, 1.0)]], lr=0.1, momentum=0.9)
     theta = ships.train(start=np.float32([1.0]))
     again = ships.train(start=np.float32([1.0]), on_top_of=theta, slot="second")
@@ -236,14 +236,14 @@ def test_a_client_dropped_earlier_in_the_round_stays_out_of_it():
     assert "optimizer/second" not in ships.snapshot()[0][1]
 
 
-def test_a_reference_to_a_result_that_never_arrived_is_its_start():
+def test_reference_to_a_result_that_never_arrived_is_its_start():
     ships = scalar_fleet([[(1.0, 2.0)], [(1e30, 1e30)]], lr=0.1)
     theta = ships.train(start=np.float32([1.0]))
     mse = ships.evaluate(Prediction([theta]))["mse"]
     assert mse[0] == pytest.approx((1.2 - 2) ** 2, rel=1e-5) and mse[1] == 0.0  # 1 * 1e30 - 1e30
 
 
-def test_a_model_beyond_all_others_is_dropped_like_one_that_is_not_finite():
+def test_model_beyond_all_others_is_dropped_like_one_that_is_not_finite():
     ships = scalar_fleet([[(1.0, 2.0)], [(1.0, 1.0)], [(1e8, 1.0)]], lr=0.1)
     trained = ships.train(start=np.float32([1.0]))
     assert trained.arrived.tolist() == [True, True, False] and ships.dropped == {2}
@@ -258,7 +258,7 @@ def test_stragglers_fine_tune_all_their_steps():
     assert slow < whole
 
 
-def test_a_module_with_only_a_training_step_is_trained_and_evaluated():
+def test_module_with_only_a_training_step_is_trained_and_evaluated():
     session = session_of("method=fedavg", "model.target=tests.support.modules.ForeignModule")
     reports = run(session, 3)
     assert reports[-1].metrics["micro_accuracy"] > reports[0].metrics["micro_accuracy"]

@@ -61,7 +61,7 @@ def undisturbed(*settings: str) -> str:
     return outcome(session, run(session, 4))
 
 
-def test_the_digest_sees_the_last_bit_of_anything() -> None:
+def test_digest_sees_the_last_bit_of_anything() -> None:
     value = np.array([1.0, 2.0], np.float32)
     nudged = np.array([1.0, np.nextafter(np.float32(2), np.float32(3))], np.float32)
     report = RoundReport(1, {"loss": 1.0}, {"client": np.arange(2)}, np.zeros(2, np.int64))
@@ -78,7 +78,7 @@ def test_the_digest_sees_the_last_bit_of_anything() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_layout_does_not_matter(kind: str, layout: str) -> None:
+def test_layout_does_not_matter(kind: str, layout: str) -> None:
     session = session_of(*KINDS[kind], *HARD, blocks=LAYOUTS[layout])
     assert outcome(session, run(session, 4)) == undisturbed(*KINDS[kind])
 
@@ -191,14 +191,14 @@ STOPPED_METHODS = [
 
 # With a checkpoint on its way to the disk.
 @pytest.mark.parametrize("method", [*STOPPED_METHODS, "ensemble=[local,ifca+cam]"])
-def test_a_run_that_was_stopped_and_resumed_leaves_the_same_files(
+def test_run_that_was_stopped_and_resumed_leaves_the_same_files(
     method: str, tmp_path: Path, whole_run: Callable[[str], Path]
 ) -> None:
     assert_equal_runs(stop_and_resume(method, 2, tmp_path), whole_run(method))
 
 
 @pytest.mark.parametrize("stop", [1, 3])  # before the first checkpoint, and after the last round
-def test_a_run_stopped_early_or_late(stop: int, tmp_path: Path, whole_run: Callable[[str], Path]) -> None:
+def test_run_stopped_early_or_late(stop: int, tmp_path: Path, whole_run: Callable[[str], Path]) -> None:
     assert_equal_runs(stop_and_resume("method=ifca", stop, tmp_path), whole_run("method=ifca"))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from ray.util.placement_group import remove_placement_group
 
 import actors.ray_actors
 from actors.reports import RoundReport
@@ -120,7 +121,7 @@ def test_everybody_is_lost_once_and_each_loss_costs_a_round_while_healthy_actors
 
 
 @pytest.mark.full
-def test_a_stopped_server_is_named_ended_and_rebuilt(
+def test_stopped_server_is_named_ended_and_rebuilt(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched(after_2=lambda session: os.kill(session.members["server"].pid, signal.SIGSTOP))
@@ -133,7 +134,7 @@ def test_a_stopped_server_is_named_ended_and_rebuilt(
 
 
 @pytest.mark.full
-def test_the_server_holds_the_copy_of_an_actor_that_is_alone(
+def test_server_holds_the_copy_of_an_actor_that_is_alone(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched(after_3=lambda session: os.kill(session.members[0].pid, signal.SIGKILL))
@@ -144,7 +145,7 @@ def test_the_server_holds_the_copy_of_an_actor_that_is_alone(
 
 @pytest.mark.full
 @pytest.mark.parametrize("stage", ["start", "receive"])
-def test_an_actor_that_stops_while_it_is_rebuilt_is_named_ended_and_rebuilt_again(
+def test_actor_that_stops_while_it_is_rebuilt_is_named_ended_and_rebuilt_again(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     stopped: list[int] = []
@@ -203,6 +204,19 @@ def test_what_nobody_holds_comes_from_the_last_checkpoint_on_actors_that_stay(
     assert {key for key in before if before[key] in after.values()} == {0, 1, 2, "server"} - set(victims)
 
 
+@pytest.mark.full
+def test_removed_placement_group_is_a_loss_of_everybody(
+    ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray ends the actors of a group with it, and their homes are gone: another group, and the last checkpoint."""
+    watched = Watched(after_3=lambda session: remove_placement_group(session.groups[0]))
+    chosen = (*SETTINGS[:-2], "checkpoint.every=2", "local.momentum=0.9")
+    run = run_watched(monkeypatch, tmp_path, watched, *chosen, "fleet.actors=2")
+    assert_equal_runs(run, undisturbed(tmp_path, *chosen))
+    assert from_rounds(run) == [2] and [round for round, _ in watched.pids] == [1, 2, 3, 3, 4, 5, 6]
+    assert len(watched.sessions) == 2
+
+
 def rounds_in(run: Path) -> int:
     file = run / "metrics.csv"
     return file.read_bytes().count(b"\n") - 1 if file.exists() else 0
@@ -210,7 +224,7 @@ def rounds_in(run: Path) -> int:
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)  # nodes take their time to be missed
-def test_a_fleet_that_lost_a_node_shrinks_and_grows_back_when_one_returns(tmp_path: Path) -> None:
+def test_fleet_that_lost_a_node_shrinks_and_grows_back_when_one_returns(tmp_path: Path) -> None:
     settings = ("method=ditto", "rounds=600", "checkpoint.every=1000", "checkpoint.minutes=0")
     run, log = tmp_path / "lost", tmp_path / "log"
     kept = [setting for setting in TINY if not setting.startswith(("fleet.", "rounds="))]
@@ -278,7 +292,7 @@ print(json.loads(_internal_kv_get(b"__autoscaling_status"))["load_metrics_report
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_an_autoscaler_sees_the_gpus_that_are_wanted_and_is_waited_for(tmp_path: Path) -> None:
+def test_autoscaler_sees_the_gpus_that_are_wanted_and_is_waited_for(tmp_path: Path) -> None:
     """An autoscaler without any GPU node: the run waits, its demand is seen, and it runs when a node has come."""
     (tmp_path / "autoscaler.json").write_text(json.dumps(AUTOSCALER))
     log = tmp_path / "log"

@@ -21,7 +21,7 @@ import actors.metrics
 from actors.metrics import client_metrics, clustering_metrics, summarise
 
 
-def test_the_examples_in_the_docstrings() -> None:
+def test_examples_in_the_docstrings() -> None:
     outcome = doctest.testmod(actors.metrics)
     assert outcome.attempted >= 4
     assert outcome.failed == 0
@@ -55,7 +55,7 @@ def test_classification_equals_scikit_learn(case: int) -> None:
     assert figures["loss"] == pytest.approx(losses.numpy().astype(np.float64).mean(), rel=1e-14)
 
 
-def test_a_wrongly_predicted_foreign_class_adds_a_zero_to_macro_f1() -> None:
+def test_wrongly_predicted_foreign_class_adds_a_zero_to_macro_f1() -> None:
     """The reason why a single global model has a low macro-F1 at a high accuracy on one-class clients."""
     logits = torch.eye(10)[torch.tensor([3, 3, 3, 7])]
     figures = client_metrics(logits, torch.full((4,), 3), torch.zeros(4), 10)
@@ -74,7 +74,7 @@ def test_regression_equals_scikit_learn(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("classes", [None, 4])
-def test_a_client_without_samples_has_no_figures(classes: int | None) -> None:
+def test_client_without_samples_has_no_figures(classes: int | None) -> None:
     figures = client_metrics(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), torch.zeros(0), classes)
     assert figures
     assert all(math.isnan(value) for value in figures.values())
@@ -153,7 +153,7 @@ def test_as_many_clusters_as_clients_raise_no_warning() -> None:
     assert clustering_metrics(many, many, many, clusters=60)["ari"] == 1.0
 
 
-def test_an_impossible_cluster_is_refused() -> None:
+def test_impossible_cluster_is_refused() -> None:
     with pytest.raises(ValueError, match="cluster 4 is assigned, but there are only 3"):
         clustering_metrics(np.array([0, 4]), None, None, clusters=3)
 

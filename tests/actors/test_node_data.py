@@ -51,7 +51,7 @@ def test_samples_that_depend_on_the_seed_are_loaded_for_each() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in DATASETS if not DATASETS.find(name).seeded])
-def test_a_data_set_for_all_seeds_does_not_look_at_the_seed(name: str) -> None:
+def test_data_set_for_all_seeds_does_not_look_at_the_seed(name: str) -> None:
     code = DATASETS.find(name).load.__code__  # type: ignore[attr-defined]  # all of them are functions
     used = {word for step in dis.get_instructions(code) for word in np.ravel(np.array(step.argval, object))}
     assert code.co_varnames[2] == "seed" and "seed" not in used
@@ -101,7 +101,7 @@ def test_arrays_that_replace_others_are_loaded() -> None:
     assert (len(node.loaded), len(node.built)) == (2, 2)
 
 
-def test_a_run_sends_pixels_as_bytes_and_copies_nothing() -> None:
+def test_run_sends_pixels_as_bytes_and_copies_nothing() -> None:
     config = load_config(None, ["clients=4", "clusters=2", "data.rotations=2"])
     federation = build_federation(config.data, config.partition, config.clients, config.seed)
     plan = make_plan(config, federation)
@@ -110,7 +110,7 @@ def test_a_run_sends_pixels_as_bytes_and_copies_nothing() -> None:
 
 
 @pytest.mark.ray
-def test_a_node_keeps_pixels_as_bytes_in_the_object_store(ray_cluster: Path) -> None:
+def test_node_keeps_pixels_as_bytes_in_the_object_store(ray_cluster: Path) -> None:
     import ray
 
     node = NodeData(ROOM)
@@ -119,7 +119,7 @@ def test_a_node_keeps_pixels_as_bytes_in_the_object_store(ray_cluster: Path) -> 
     assert not x.flags.writeable and not x.flags.owndata  # read where it is, not copied
 
 
-def test_a_wrong_partition_is_reported_before_anything_is_loaded() -> None:
+def test_wrong_partition_is_reported_before_anything_is_loaded() -> None:
     node = NodeFederations(ROOM)
     with refused("unknown-name", name="nonsense"):
         node.get(*asked(0, "nonsense"))

@@ -11,7 +11,7 @@ from actors.fleet import InProcessFleet
 from tests.support.experiments import plan_of, session_of
 
 
-def test_the_federated_objective_is_the_mean_local_objective_by_size() -> None:
+def test_federated_objective_is_the_mean_local_objective_by_size() -> None:
     """One step on a whole client: what it minimised is its mean squared error at the initial model."""
     settings = (
         "method=fedavg", "data=synthetic", "data.rotations=1", "data.samples=200", "partition=quantity", "clients=5",
@@ -26,7 +26,7 @@ def test_the_federated_objective_is_the_mean_local_objective_by_size() -> None:
 
 
 @pytest.mark.parametrize("blocks", [[[0, 1, 2, 3, 4, 5, 6, 7]], [[0, 5], [1, 2, 3], [4], [6, 7]]])
-def test_a_round_places_a_model_once_and_gathers_sums_not_models(
+def test_round_places_a_model_once_and_gathers_sums_not_models(
     blocks: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = session_of("method=fedavg", "records.rounds=0", blocks=blocks)

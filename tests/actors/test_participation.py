@@ -8,7 +8,7 @@ from archipelago.core.settings import ParticipationSettings
 from tests.support.experiments import outcome, run, session_of
 
 
-def test_the_stream_depends_on_seed_and_round_alone():
+def test_stream_depends_on_seed_and_round_alone():
     half = ParticipationSettings(fraction=0.5)
     streams = [
         [participants(half, np.arange(20), seed, r).ids.tolist() for r in range(1, 30)] for seed in (0, 0, 1)

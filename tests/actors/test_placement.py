@@ -44,7 +44,7 @@ def test_how_many_fit_on_a_node(node: dict[str, float], cpus: float, gpus: float
     assert fits(node, cpus, gpus) == expected
 
 
-def test_a_cluster_holds_what_its_nodes_hold() -> None:
+def test_cluster_holds_what_its_nodes_hold() -> None:
     # 3 CPUs each: neither node holds the two that 6 CPUs together would promise.
     nodes = [{"CPU": 3.0}, {"CPU": 3.0}]
     assert capacity(nodes, FleetSettings(cpus=2.0, gpus=0.0)) == 2

@@ -22,6 +22,7 @@ from actors.session import Plan, RaySession
 from archipelago.core.errors import ClientFailure, UserError
 from lightning_modules.engines.compiled.build import CannotBuild, library
 from tests.support import killers
+from tests.support.errors import refused
 from tests.support.experiments import outcome, plan_of, run, session_of
 from tests.support.methods import compositions
 
@@ -74,9 +75,9 @@ def test_one_actor_for_each_client(ray_cluster: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_mistake_that_only_an_actor_can_see_is_one_sentence(ray_cluster: Path) -> None:
+def test_mistake_that_only_an_actor_can_see_is_one_sentence(ray_cluster: Path) -> None:
     settings = ("method=fedavg", "model=auto", "model.target=tests.support.modules.TwoOptimizers")
-    with pytest.raises(UserError, match="to return one torch optimizer, got list") as caught:
+    with refused("wrong-result", says=("TwoOptimizers", "list"), name="configure_optimizers") as caught:
         RaySession(plan_of(*settings, "fleet.backend=ray", "fleet.actors=1"))
     assert type(caught.value) is UserError  # and the cluster is empty again: `ray_cluster` sees to that
 

@@ -21,7 +21,6 @@ from ray.util.placement_group import (
 )
 
 from actors.session import RaySession
-from archipelago.core.errors import UserError
 from archipelago.experiments.choose_clusters import choose_clusters
 from tests.support.clusters import another_node, family, head_node
 from tests.support.errors import refused
@@ -96,8 +95,7 @@ def test_what_others_use_is_waited_for_or_done_without(
     monkeypatch.setattr("actors.reservation.PATIENCE", 1.0)
     with taken(GPU=1.0):
         # Who asks for four gets four or a sentence ...
-        busy = r"of 1 CPU and 0\.5 GPU each, but the cluster is busy and has had capacity for 2 after 2 s"
-        with pytest.raises(UserError, match=busy):
+        with refused("capacity", says=("1 CPU and 0.5 GPU", "busy", "2 s"), wanted=4, capacity=2):
             RaySession(plan_of(*ELSEWHERE, "fleet.gpus=0.5", "fleet.actors=4"), wait=2.0)
         # ... and who leaves it open gets what is free.
         session = RaySession(plan_of(*ELSEWHERE, "fleet.gpus=0.5"))
@@ -172,7 +170,7 @@ def test_auto_on_gpus_that_are_busy_waits_and_says_so(
     ray_cluster: Path, places_only: None, cuda_build: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("actors.reservation.PATIENCE", 0.5)
-    with taken(GPU=2.0), pytest.raises(UserError, match=r"1 CPU and 1 GPU each, .* is busy .*fleet\.gpus=0"):
+    with taken(GPU=2.0), refused("capacity", says=("1 CPU and 1 GPU", "busy", "fleet.gpus=0")):
         RaySession(plan_of(*ELSEWHERE), wait=1.0)
     with taken(GPU=1.0):
         session = RaySession(plan_of(*ELSEWHERE))
@@ -210,7 +208,7 @@ def test_actors_of_auto_say_what_they_compute_on_and_give_the_same_bits(
 
 @pytest.mark.ray
 @pytest.mark.full
-def test_the_number_of_clusters_is_chosen_on_the_devices_of_the_run(
+def test_number_of_clusters_is_chosen_on_the_devices_of_the_run(
     ray_cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same K and losses as in process, by actors with a GPU each that serve every K."""

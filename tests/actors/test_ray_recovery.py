@@ -73,7 +73,7 @@ def lost(run: Path) -> list[str]:
 
 
 @pytest.mark.full
-def test_a_client_actor_killed_while_it_trains(ray_cluster: Path, tmp_path: Path) -> None:
+def test_client_actor_killed_while_it_trains(ray_cluster: Path, tmp_path: Path) -> None:
     settings = (*SETTINGS, "method=ifca", "participation.fraction=0.75")
     # The sixth step: one client of the block is done, the next is under way.
     killed = run_and_kill(tmp_path, "training", 5, *settings, "fleet.actors=2")
@@ -83,7 +83,7 @@ def test_a_client_actor_killed_while_it_trains(ray_cluster: Path, tmp_path: Path
 
 
 @pytest.mark.full
-def test_a_client_actor_killed_between_training_and_averaging(
+def test_client_actor_killed_between_training_and_averaging(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actors.ray_actors, "ServerActor", killers.MurderousServer)
@@ -93,7 +93,7 @@ def test_a_client_actor_killed_between_training_and_averaging(
     assert len(lost(killed)) == 1
 
 
-def test_a_client_actor_killed_while_sums_are_added_is_a_loss(ray_cluster: Path) -> None:
+def test_client_actor_killed_while_sums_are_added_is_a_loss(ray_cluster: Path) -> None:
     plan = plan_of("method=fedavg", "fleet.backend=ray", "fleet.actors=3", "fleet.cpus=0.5")
     session = RaySession(plan)
     try:
@@ -140,7 +140,7 @@ def test_clients_move_once_with_their_states_and_a_loss_afterwards_is_survived(
 
 
 @pytest.mark.full
-def test_a_client_actor_killed_while_it_evaluates(ray_cluster: Path, tmp_path: Path) -> None:
+def test_client_actor_killed_while_it_evaluates(ray_cluster: Path, tmp_path: Path) -> None:
     settings = (*SETTINGS, "method=local")
     killed = run_and_kill(tmp_path, "evaluation", 1, *settings, "fleet.actors=1")
     assert_equal_runs(killed, undisturbed(tmp_path, *settings))
@@ -150,7 +150,7 @@ def test_a_client_actor_killed_while_it_evaluates(ray_cluster: Path, tmp_path: P
 
 
 @pytest.mark.full
-def test_a_server_actor_killed_while_its_clients_wait(
+def test_server_actor_killed_while_its_clients_wait(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actors.ray_actors, "ServerActor", killers.MurderousServer)
@@ -161,9 +161,7 @@ def test_a_server_actor_killed_while_its_clients_wait(
 
 
 @pytest.mark.full
-def test_a_run_survives_only_so_many_losses_and_can_still_be_resumed(
-    ray_cluster: Path, tmp_path: Path
-) -> None:
+def test_run_survives_only_so_many_losses_and_can_still_be_resumed(ray_cluster: Path, tmp_path: Path) -> None:
     settings = (*SETTINGS, "method=fedavg")
     with pytest.raises(ActorsLost):
         run_and_kill(tmp_path, "training", 0, *settings, "fleet.actors=1", "fleet.restarts=0")
@@ -204,7 +202,7 @@ def mourners() -> Iterator[tuple[ExitStack, list[Any]]]:
         assert not still_alive(members, seconds=60)
 
 
-def test_a_driver_killed_with_its_cluster_at_a_random_round_is_resumed(
+def test_driver_killed_with_its_cluster_at_a_random_round_is_resumed(
     tmp_path: Path, mourners: tuple[ExitStack, list[Any]]
 ) -> None:
     rounds, last = 40, random.SystemRandom().randint(3, 34)
@@ -242,7 +240,7 @@ def test_a_driver_killed_with_its_cluster_at_a_random_round_is_resumed(
 
 
 @pytest.mark.full
-def test_a_node_is_killed_and_the_run_continues_with_what_is_left(tmp_path: Path) -> None:
+def test_node_is_killed_and_the_run_continues_with_what_is_left(tmp_path: Path) -> None:
     settings = ("method=ifca", "rounds=60", "checkpoint.every=5")
     run, log = tmp_path / "killed", tmp_path / "log"
     with head_node(cpus=1) as head, another_node(head, cpus=2) as node:

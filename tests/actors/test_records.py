@@ -45,7 +45,7 @@ def test_rounds_start_with_the_first_and_end_with_the_last() -> None:
             assert list(found) == sorted(set(found))
 
 
-def test_a_run_writes_down_models_cosines_and_examples(tmp_path: Path) -> None:
+def test_run_writes_down_models_cosines_and_examples(tmp_path: Path) -> None:
     path = run(tmp_path, "method=wecfl", "records.rounds=2", "records.images=3")
     found = archipelago.open_run(path)
     models, cosine = found.record("models"), found.record("cosine")
@@ -117,7 +117,7 @@ def test_settings_have_ranges(setting: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["simultaneous", "global_first", "alternating"])
-def test_the_models_that_are_clustered_are_compared_not_cams_shared_part(
+def test_models_that_are_clustered_are_compared_not_cams_shared_part(
     schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = []

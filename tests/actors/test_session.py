@@ -40,7 +40,7 @@ def test_after_a_loss_a_node_that_comes_back_is_waited_for(nodes: list[list[dict
     assert (fleet.gpus, actors, seen) == (0.0, 2, [NODE["Resources"]])
 
 
-def test_a_cluster_that_stays_empty_is_reported_in_a_sentence(nodes: list[list[dict[str, Any]]]) -> None:
+def test_cluster_that_stays_empty_is_reported_in_a_sentence(nodes: list[list[dict[str, Any]]]) -> None:
     nodes += [[]]
     with refused("capacity", wanted=5):
         reservation.count_when_possible(plan_of("fleet.actors=5"), shrink=True, deadline=60)
@@ -80,7 +80,7 @@ def starting(monkeypatch: pytest.MonkeyPatch, nodes: list[int]) -> session.RaySe
     return made
 
 
-def test_a_node_that_dies_before_its_actors_live_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_that_dies_before_its_actors_live_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ActorsLost, match="a node went away"):
         starting(monkeypatch, [2, 1]).when_started(["a", "b"])
 
@@ -96,7 +96,7 @@ def test_actors_that_start_slowly_are_named_and_waited_for(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("status", "limits"), [("stopped", 1), ("running", COMPUTING)])
-def test_an_actor_that_does_not_start_is_ended(
+def test_actor_that_does_not_start_is_ended(
     monkeypatch: pytest.MonkeyPatch, status: str, limits: int
 ) -> None:
     made = starting(monkeypatch, [2] * 100)
@@ -116,7 +116,7 @@ def test_an_actor_that_does_not_start_is_ended(
     assert [member.pid for member in ended] == [7]
 
 
-def test_a_gpu_that_torch_cannot_use_is_said() -> None:
+def test_gpu_that_torch_cannot_use_is_said() -> None:
     on_gpu, on_cpu = BlockDevice("cuda:0", "A GPU"), BlockDevice()
     assert without_gpu([on_gpu, on_cpu, on_cpu], 0.5) == (
         "2 of 3 blocks of clients compute on the CPU although fleet.gpus=0.5: torch sees no GPU there."
@@ -175,22 +175,22 @@ def test_what_went_wrong_inside_is_raised_as_it_was(error: Exception) -> None:
     assert isinstance(found.__cause__, exceptions.RayTaskError)
 
 
-def test_an_actor_that_could_not_be_made_is_not_lost() -> None:
+def test_actor_that_could_not_be_made_is_not_lost() -> None:
     # Making it again would fail again, and again.
     failed = exceptions.RayActorError(error_msg="no such module", actor_init_failed=True)
     assert surface(failed) is failed
 
 
-def test_a_module_that_an_actor_lacks_is_no_loss() -> None:
+def test_module_that_an_actor_lacks_is_no_loss() -> None:
     missing = exceptions.RaySystemError("No module named 'mine'")
     assert surface(missing) is missing
 
 
-def test_a_loss_that_the_server_found_is_raised_as_it_was() -> None:
+def test_loss_that_the_server_found_is_raised_as_it_was() -> None:
     found = surface(in_an_actor(ActorsLost("a/clients-1 (pid 7)")))
     assert type(found) is ActorsLost and str(found) == "a/clients-1 (pid 7)"
 
 
-def test_an_error_of_the_program_stays_what_it_is() -> None:
+def test_error_of_the_program_stays_what_it_is() -> None:
     bug = in_an_actor(KeyError("x"))
     assert surface(bug) is bug

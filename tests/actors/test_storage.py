@@ -56,7 +56,7 @@ def models_of(session: Any) -> list[Piece]:
     return found
 
 
-def test_the_search_sees_what_is_shared() -> None:
+def test_search_sees_what_is_shared() -> None:
     one, other = np.zeros(4, np.float32), np.zeros(4, np.float32)
     assert shared([*pieces_of("a", [one]), *pieces_of("b", {"x": other})]) == []
     assert shared([*pieces_of("a", [one]), *pieces_of("b", {"x": torch.from_numpy(one[2:])})]) == [("a", "b")]

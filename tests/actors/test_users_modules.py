@@ -23,7 +23,7 @@ def test_draws_of_a_module_from_global_generators_are_seeded_on_any_packing(meth
     assert found[0] == found[1]
 
 
-def test_a_parameter_that_is_added_in_training_is_refused() -> None:
+def test_parameter_that_is_added_in_training_is_refused() -> None:
     session = session_of("method=fedavg", "model.target=tests.support.modules.Growing")
     with refused("added-later"):
         run(session, 1)

@@ -46,7 +46,7 @@ def computing() -> list[Vital]:
     return [Vital("sleeping", 30.0 * at) for at in range(100)]
 
 
-def test_the_limit_is_the_patience_or_some_medians_of_the_stage() -> None:
+def test_limit_is_the_patience_or_some_medians_of_the_stage() -> None:
     dog = Watchdog(60.0, {})
     assert dog.limit("train") == 60.0
     dog._took["train"].extend([1.0, 100.0, 40.0])
@@ -130,7 +130,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize(("answers", "status"), [(True, ""), (False, "stopped"), (False, "running")])
-def test_a_server_that_answers_is_busy_and_one_that_does_not_is_late(
+def test_server_that_answers_is_busy_and_one_that_does_not_is_late(
     monkeypatch: pytest.MonkeyPatch, clock: list[float], answers: bool, status: str
 ) -> None:
     lines: list[str] = []

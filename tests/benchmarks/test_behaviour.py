@@ -50,18 +50,18 @@ def run_of(facts, cell):
     return Run(cell.situation, facts[cell], facts[grid.baseline(cell)], grid.expectations(cell.method))
 
 
-def test_a_method_that_splits_clients_at_random_is_red(facts):
+def test_method_that_splits_clients_at_random_is_red(facts):
     found = verdict([run_of(facts[0], CELLS[2])])
     assert found.state == RED and "splits" in found.missed
 
 
-def test_a_model_of_a_sum_that_is_never_trained_is_red(facts):
+def test_model_of_a_sum_that_is_never_trained_is_red(facts):
     found = verdict([run_of(facts[0], CELLS[1])])
     assert found.state == RED and "parts" in found.missed
     assert not verdict([run_of(facts[0], CELLS[3])]).missed.get("parts"), "both models of this sum learn"
 
 
-def test_the_baseline_is_as_expected(facts):
+def test_baseline_is_as_expected(facts):
     assert verdict([run_of(facts[0], CELLS[0])]).state == GREEN
 
 
@@ -75,13 +75,13 @@ def test_no_method_of_the_reduced_grid_is_red(reduced):
     assert verdicts["cfl", "iid"].state == GREEN
 
 
-def test_the_reduced_grid_has_every_base_but_dear_ones_and_every_addon():
+def test_reduced_grid_has_every_base_but_dear_ones_and_every_addon():
     methods = {cell.method for cell in REDUCED}
     assert set(ADDONS) <= {part for method in methods for part in method.split("+")[1:]}
     assert set(grid.DEAR) <= OURS and OURS - set(grid.DEAR) <= methods
 
 
-def test_a_reason_that_is_declared_turns_red_into_amber_up_to_its_limit(facts):
+def test_reason_that_is_declared_turns_red_into_amber_up_to_its_limit(facts):
     run = run_of(facts[0], CELLS[2])
     for limit, state in ((4.0, AMBER), (1.0, RED)):
         expects = Expectations(splits_iid=False, below_fedavg=1.0, falls_back=1.0,
@@ -89,14 +89,14 @@ def test_a_reason_that_is_declared_turns_red_into_amber_up_to_its_limit(facts):
         assert verdict([Run(run.situation, run.facts, run.baseline, expects)]).state == state
 
 
-def test_a_reason_for_bases_that_begin_with_one_cluster_is_none_for_others():
+def test_reason_for_bases_that_begin_with_one_cluster_is_none_for_others():
     excuses = {
         method: grid.expectations(method).excuse("groups", "rotations") for method in ("cfl+cam", "fesem+cam")
     }
     assert excuses["cfl+cam"] is not None and excuses["cfl+cam"].grows and excuses["fesem+cam"] is None
 
 
-def test_a_reason_needs_words_and_known_names():
+def test_reason_needs_words_and_known_names():
     for wrong in (("groups", "iid", ""), ("group", "iid", "why"), ("groups", "iit", "why")):
         with pytest.raises(ValueError, match="expected"):
             Known(*wrong, limit=0.1)
@@ -111,7 +111,7 @@ def test_finished_cells_are_kept_and_a_cut_line_is_forgotten(facts, monkeypatch)
     assert again == facts[0]
 
 
-def test_the_page_and_the_table_show_every_cell(facts):
+def test_page_and_the_table_show_every_cell(facts):
     result = collected(CELLS, facts[0])
     text = page(result)
     for (method, _), found in result.verdicts().items():

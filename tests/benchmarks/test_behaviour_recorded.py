@@ -132,7 +132,7 @@ def test_every_row_of_the_committed_table_is_understood():
             assert all(not each.ok and each.text for each in found.found()), row
 
 
-def test_the_grid_stops_when_its_minutes_are_over_and_goes_on_from_there(tmp_path):
+def test_grid_stops_when_its_minutes_are_over_and_goes_on_from_there(tmp_path):
     cells = grid.whole(["fedavg", "ifca"], ["iid", "rotations"], (0,))
     said = []
     found = grid.facts_of(cells, grid.Kept(tmp_path / "cells.jsonl"), say=said.append, minutes=0)

@@ -23,7 +23,7 @@ def test_seeds_change_the_models_and_not_the_federation():
     assert first == again != other
 
 
-def test_the_report_names_every_method():
+def test_report_names_every_method():
     ends = {
         method: [vars(outcome("initialisation", method, s, *SMALL)) for s in (0, 1)] for method in METHODS[:3]
     }
@@ -33,7 +33,7 @@ def test_the_report_names_every_method():
     assert all(method in text for method in METHODS[:3])
 
 
-def test_the_table_of_the_collapse_has_a_line_for_every_method_and_common_part(monkeypatch):
+def test_table_of_the_collapse_has_a_line_for_every_method_and_common_part(monkeypatch):
     monkeypatch.setattr(collapse, "COMMON_PARTS", (0.0, 5.0))
     lines = collapse.report(collapse.run(None, miniature=True)).splitlines()
     for method in collapse.METHODS:

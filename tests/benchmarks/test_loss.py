@@ -9,7 +9,7 @@ from benchmarks import loss, memory_slope
 
 @pytest.mark.ray
 @pytest.mark.full
-def test_a_loss_from_copies_and_from_a_checkpoint_come_to_the_same_models():
+def test_loss_from_copies_and_from_a_checkpoint_come_to_the_same_models():
     found = json.loads(json.dumps(loss.run(None, True)))
     assert found["loss"]["equal"]
     assert (found["loss"]["now"]["rounds_again"], found["loss"]["before"]["rounds_again"]) == (1, 3)
@@ -20,7 +20,7 @@ def test_a_loss_from_copies_and_from_a_checkpoint_come_to_the_same_models():
 
 @pytest.mark.ray
 @pytest.mark.full
-def test_the_memory_of_every_process_is_followed_over_the_rounds():
+def test_memory_of_every_process_is_followed_over_the_rounds():
     found = json.loads(json.dumps(memory_slope.run(None, True)))
     assert set(found["slopes"]) == {"driver", "server", "clients-0", "clients-1"}
     assert found["rounds"] == [2, 4, 6, 8, 10, 12]
@@ -28,7 +28,7 @@ def test_the_memory_of_every_process_is_followed_over_the_rounds():
     assert "bytes a round" in memory_slope.report(found)
 
 
-def test_the_reports_of_a_loss_and_of_memory_say_which_limit_was_missed():
+def test_reports_of_a_loss_and_of_memory_say_which_limit_was_missed():
     found = {
         "limits": {"ratio": 0.5, "share": 0.1}, "after": 9, "ratio": 0.6,
         "loss": {

@@ -7,14 +7,14 @@ from benchmarks import mapped
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_a_small_set_is_decoded_and_trained_on_in_limited_memory() -> None:
+def test_small_set_is_decoded_and_trained_on_in_limited_memory() -> None:
     result = mapped.run(rounds=1, miniature=True)
     assert result["data_bytes"] == 400 * 3 * 84 * 84
     assert 0 < result["peak_own_bytes"] < mapped.LIMIT
     assert "0.01 GB mapped" in mapped.report(result)
 
 
-def test_the_limit_is_one() -> None:
+def test_limit_is_one() -> None:
     """What the benchmark promises would fail if the process kept the samples in memory of its own."""
     import subprocess
     import sys

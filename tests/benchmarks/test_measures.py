@@ -27,7 +27,7 @@ def test_machine_facts_are_plain_data():
     assert len(facts["commit"]) in (0, 40)  # none outside a repository
 
 
-def test_the_tree_has_this_process_and_its_children():
+def test_tree_has_this_process_and_its_children():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         assert {os.getpid(), child.pid} <= set(machine.tree())
@@ -36,7 +36,7 @@ def test_the_tree_has_this_process_and_its_children():
     assert child.pid not in machine.tree()
 
 
-def test_a_command_is_watched_with_all_its_processes():
+def test_command_is_watched_with_all_its_processes():
     inner = "import time; block = bytearray(b'x') * 80_000_000; time.sleep(1)"
     outer = "import subprocess, sys; block = bytearray(b'x') * 80_000_000; "
     outer += f"subprocess.run([sys.executable, '-c', {inner!r}])"
@@ -47,7 +47,7 @@ def test_a_command_is_watched_with_all_its_processes():
         machine.watched([sys.executable, "-c", "raise SystemExit(3)"])
 
 
-def test_the_report_is_watched_with_all_its_processes(monkeypatch):
+def test_report_is_watched_with_all_its_processes(monkeypatch):
     monkeypatch.setattr(
         report, "watched", lambda command: (1.0, {"main (1)": 3 * 10**8, "drawing (2)": 10**8})
     )
@@ -65,7 +65,7 @@ def test_the_report_is_watched_with_all_its_processes(monkeypatch):
         ("all", [], {"kept": True}, 0),
     ],
 )
-def test_a_limit_that_is_missed_is_in_the_exit_code(name, words, found, code, tmp_path, monkeypatch, capsys):
+def test_limit_that_is_missed_is_in_the_exit_code(name, words, found, code, tmp_path, monkeypatch, capsys):
     stub = SimpleNamespace(run=lambda rounds, miniature: found, report=str)
     monkeypatch.setitem(sys.modules, "benchmarks.stub", stub)
     monkeypatch.setattr("benchmarks.__main__.NAMES", ("stub",))
@@ -97,7 +97,7 @@ def test_settings_of_an_experiment_stand_behind_options_and_are_for_aliasing_alo
     assert stopped.value.code == 2 and "scale takes no settings" in capsys.readouterr().err
 
 
-def test_a_benchmark_that_missed_its_limit_elsewhere_has_a_result_and_one_that_broke_has_none(tmp_path):
+def test_benchmark_that_missed_its_limit_elsewhere_has_a_result_and_one_that_broke_has_none(tmp_path):
     path = tmp_path / "found.json"
     write = f"import pathlib; pathlib.Path({str(path)!r}).write_text('[1]'); raise SystemExit(1)"
     assert _result_of([sys.executable, "-c", write], path) == [1]
@@ -206,7 +206,7 @@ def test_reports_name_what_was_found():
     assert text.index("driver (1)") < text.index("raylet (2)")
 
 
-def test_the_server_needs_no_lightning():
+def test_server_needs_no_lightning():
     """Every actor pays for its imports: seconds, and a hundred megabytes."""
     program = (
         "import sys, actors.server, actors.ray_actors;"

@@ -46,7 +46,7 @@ def test_ragged_workload_w_has_as_many_images_in_unequal_numbers():
     [SMALL, pytest.param(fresh(SMALL), marks=pytest.mark.full), RAGGED],
     ids=["momentum kept", "fresh momentum", "ragged"],
 )
-def test_the_bare_loop_and_the_platform_end_at_the_same_model(workload):
+def test_bare_loop_and_the_platform_end_at_the_same_model(workload):
     session = InProcessSession(workload.plan("fleet.backend=in_process"))
     start = session.models()["models"]["global"]
     model = torch.from_numpy(start.copy())
@@ -91,7 +91,7 @@ def test_two_bare_processes_make_the_average_of_one():
 
 @pytest.mark.ray
 @pytest.mark.full
-def test_a_comparison_through_ray(ray_cluster):
+def test_comparison_through_ray(ray_cluster):
     rounds = 2
     found = workload_w.compare(MINIATURE, rounds)
     assert set(found["seconds"]) == {"platform", "bare"}

@@ -256,7 +256,7 @@ def test_benchmarks_exist(line, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("line", of("ray get-auth-token"))
-def test_a_token_is_made(line, tmp_path, monkeypatch):
+def test_token_is_made(line, tmp_path, monkeypatch):
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))  # where Ray keeps it
@@ -282,7 +282,7 @@ def test_make_run_ends_in_a_table_and_a_report():
             (ROOT / "runs").rmdir()
 
 
-def test_the_standard_module_still_answers():
+def test_standard_module_still_answers():
     assert [line for _, line in commands() if line.split()[:3] == STANDARD.split()] == [
         STANDARD
     ]  # in DECISIONS.md
@@ -428,7 +428,7 @@ def test_python_as_the_documents_show(document, tmp_path, monkeypatch):
         assert names["run"].status.state == "finished" and len(names["sweep"].runs) == 4
 
 
-def test_the_api_page_names_the_package():
+def test_api_page_names_the_package():
     names = {}
     exec(compile(python("docs/api.md"), "docs/api.md", "exec"), names)
     assert names["ar"] is archipelago

@@ -8,12 +8,14 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import archipelago
 import archipelago.experiments.checks
 import archipelago.experiments.config
 from archipelago.cli.choose_clusters import ChooseClusters
@@ -66,7 +68,7 @@ def examples() -> list[str]:
     return sorted(set(found))
 
 
-def test_the_help_has_examples_of_the_main_things() -> None:
+def test_help_has_examples_of_the_main_things() -> None:
     assert len(examples()) >= 20
     text = "\n".join(examples())
     for thing in ("--config", "method=", "data=", "partition=", "fleet.gpus=", "storage=", *NAMES):
@@ -157,3 +159,13 @@ def test_help_and_a_simple_mistake_import_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_version_is_that_of_the_package(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"archipelago-fl {metadata.version('archipelago-fl')}\n"
+    assert archipelago.__version__ == metadata.version("archipelago-fl")
+    monkeypatch.setattr("archipelago.core.program.DISTRIBUTION", "never-installed")
+    assert main(["--version"]) == 0 and "not.installed" in capsys.readouterr().out

@@ -140,6 +140,11 @@ MISTAKES = [
     ("--config {folder}/good.yaml --config {folder}/good.yaml", "Expected --config once"),
     # commands
     ("lits", "Unknown command 'lits'. Did you mean 'list'?"),
+    ("ifca", "write method=ifca"),
+    ("fesem+cam", "write method=fesem+cam"),
+    ("cam", "write method=BASE+cam"),
+    ("digits", "write data=digits"),
+    ("thesis-7.1", "write --config thesis-7.1"),
     ("rounds", "Expected setting=value, got 'rounds'"),
     ("rounds=3 seed", "Expected setting=value, got 'seed'"),
     ("=3", "Expected setting=value, got '=3'"),

@@ -9,7 +9,7 @@ import pytest
 from archipelago.core.files import whole_file, write_whole
 
 
-def test_the_old_content_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
+def test_old_content_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     write_whole(path, "old")
     with whole_file(path) as file:
@@ -20,7 +20,7 @@ def test_the_old_content_stays_until_the_new_one_is_complete(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_an_error_on_the_way_changes_nothing(tmp_path: Path, durable: bool) -> None:
+def test_error_on_the_way_changes_nothing(tmp_path: Path, durable: bool) -> None:
     path = tmp_path / "status.json"
     write_whole(path, "old", durable=durable)
     with pytest.raises(RuntimeError), whole_file(path, durable=durable) as file:

@@ -61,7 +61,7 @@ def test_ties_even_out_the_columns() -> None:
     assert counts.sum(axis=0).tolist() == [7, 7, 7]
 
 
-def test_a_total_without_any_weight_is_an_error() -> None:
+def test_total_without_any_weight_is_an_error() -> None:
     with pytest.raises(ValueError, match="cannot split 3"):
         apportion(3, np.zeros(2))
 

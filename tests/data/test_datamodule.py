@@ -43,7 +43,7 @@ def test_training_batches_are_shuffled_by_the_seed() -> None:
     assert (np.sort(labels(0)) == np.sort(made.y[made.clients[1].train])).all()
 
 
-def test_a_client_that_does_not_exist() -> None:
+def test_client_that_does_not_exist() -> None:
     with refused("unknown-client", client=4, says="0..3"):
         FederationDataModule(build(), client=4, batch_size=8, seed=0)
 
@@ -69,7 +69,7 @@ class Regression(lightning.LightningModule):
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice on worker processes, for a run of a second
 @pytest.mark.parametrize("validation", [0.0, 0.2])
-def test_a_trainer_learns_a_ground_truth_model(tmp_path: Any, validation: float) -> None:
+def test_trainer_learns_a_ground_truth_model(tmp_path: Any, validation: float) -> None:
     module = FederationDataModule(build("synthetic", validation), client=0, batch_size=8, seed=0)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = lightning.Trainer(

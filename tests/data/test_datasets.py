@@ -81,7 +81,7 @@ class TestSynthetic:
         settings = data_settings(name="synthetic", sources=200, dimension=50, weight_scale=10.0)
         assert ground_truth_weights(settings, seed=0).std() == pytest.approx(10, rel=0.03)
 
-    def test_a_common_part_is_the_same_for_all_ground_truth_models_and_changes_nothing_else(self) -> None:
+    def test_common_part_is_the_same_for_all_ground_truth_models_and_changes_nothing_else(self) -> None:
         settings = data_settings(name="synthetic", sources=3, dimension=200)
         common = dataclasses.replace(settings, common_scale=5.0)
         more = ground_truth_weights(common, seed=0) - ground_truth_weights(settings, seed=0)
@@ -138,7 +138,7 @@ class TestNpz:
         assert data.classes is None
         assert np.allclose(normalised(data.x_train, data.mean, data.std), x)
 
-    def test_the_file_itself_may_be_the_root(self, tmp_path: Path) -> None:
+    def test_file_itself_may_be_the_root(self, tmp_path: Path) -> None:
         load_npz(tmp_path, **arrays())
         np.savez(tmp_path / "other.npz", **arrays())
         settings = data_settings(name="npz", root=str(tmp_path / "mine.npz"))
@@ -211,13 +211,13 @@ class TestNpz:
             load_dataset(settings, seed=0)
         assert (DATASETS.find("npz").present(settings) is None) == (files != ["a.npz"])
 
-    def test_a_single_array_is_not_an_archive(self, tmp_path: Path) -> None:
+    def test_single_array_is_not_an_archive(self, tmp_path: Path) -> None:
         with (tmp_path / "one.npz").open("wb") as file:
             np.save(file, np.zeros(3))
         with refused("damaged"):
             load_dataset(data_settings(name="npz", root=str(tmp_path)), seed=0)
 
-    def test_a_damaged_file_is_a_sentence_wherever_the_damage_is(self, tmp_path: Path) -> None:
+    def test_damaged_file_is_a_sentence_wherever_the_damage_is(self, tmp_path: Path) -> None:
         load_npz(tmp_path, **arrays())
         path = tmp_path / "mine.npz"
         whole = path.read_bytes()
@@ -235,7 +235,7 @@ class TestNpz:
                     refused += 1
         assert refused > 200
 
-    def test_an_archive_larger_than_memory_is_refused_by_its_headers(
+    def test_archive_larger_than_memory_is_refused_by_its_headers(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         zeros = np.zeros((1_000_000, 64), np.uint8)  # 64 MB of samples in a file of 64 KB
@@ -300,7 +300,7 @@ class TestDataset:
         "std": (0.5,),
     }
 
-    def test_the_good_one_is_good(self) -> None:
+    def test_good_one_is_good(self) -> None:
         Dataset(**self.good)
 
     @pytest.mark.parametrize(

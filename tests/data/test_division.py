@@ -122,9 +122,7 @@ class TestHoldOut:
         assert len(counts) == 2 and counts[0] == counts[1] and counts[0][0] == counts[0][1] > 10
 
     def test_what_cannot_be_held_out(self) -> None:
-        with refused(
-            "needs-groups", setting="partition.holdout", says=("partition=dirichlet", "partition=mixture")
-        ):
+        with refused("needs-groups", setting="partition.holdout", says=("dirichlet", "mixture")):
             build(name="dirichlet", holdout=0.2)
         with refused("shared-samples", setting="partition.holdout", says="partition.compat=fedbase"):
             build(name="cluster_dirichlet", compat="fedbase", holdout=0.2)
@@ -157,7 +155,7 @@ class TestContentAddress:
         assert build(cache="off", **settings).fingerprint == first.fingerprint
         assert build(cache="off", **settings).address == first.address
 
-    def test_a_damaged_file_is_drawn_again_and_mended(self, tmp_path: Path) -> None:
+    def test_damaged_file_is_drawn_again_and_mended(self, tmp_path: Path) -> None:
         first = build(cache=str(tmp_path), name="dirichlet")
         (kept,) = tmp_path.iterdir()
         whole = kept.read_bytes()
@@ -167,7 +165,7 @@ class TestContentAddress:
             assert len(kept.read_bytes()) == len(whole)
             assert partition_cache._read(kept, len(first.clients)) is not None
 
-    def test_a_file_under_the_name_of_another_division_is_not_believed(self, tmp_path: Path) -> None:
+    def test_file_under_the_name_of_another_division_is_not_believed(self, tmp_path: Path) -> None:
         first = build(cache=str(tmp_path / "one"), name="dirichlet")
         build(cache=str(tmp_path / "other"), name="dirichlet", seed=1)
         (kept,), (foreign,) = ((tmp_path / name).iterdir() for name in ("one", "other"))
@@ -175,12 +173,12 @@ class TestContentAddress:
         assert build(cache=str(tmp_path / "one"), name="dirichlet").fingerprint == first.fingerprint
         assert kept.read_bytes() != foreign.read_bytes()
 
-    def test_a_folder_that_cannot_be_written_is_done_without(self, tmp_path: Path) -> None:
+    def test_folder_that_cannot_be_written_is_done_without(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("in the way")
         made = build(cache=str(tmp_path / "file" / "cache"))
         assert made.fingerprint == build(cache="off").fingerprint
 
-    def test_the_address_sees_all_that_matters_and_nothing_else(self) -> None:
+    def test_address_sees_all_that_matters_and_nothing_else(self) -> None:
         labels = federation.labels_of(load_dataset(data_settings(), 0))
         base = partition_settings(name="dirichlet")
         addresses = {partition_cache.address(Task(labels, base, 8, 0))}

@@ -60,7 +60,7 @@ class TestRotations:
                 expected = np.rot90(plain.x[positions], turned.groups[number], axes=(2, 3))
                 assert (turned.x[positions] == expected).all()
 
-    def test_a_quarter_turn_is_counter_clockwise(self) -> None:
+    def test_quarter_turn_is_counter_clockwise(self) -> None:
         plain, turned = build(clients=2), build(clients=2, data={"rotations": 2})
         first = turned.clients[1].train[0]
         # Counter-clockwise, the right column becomes the top row.
@@ -112,7 +112,7 @@ class TestSynthetic:
 
 
 class TestValidation:
-    def test_a_share_of_training_samples_is_set_aside(self) -> None:
+    def test_share_of_training_samples_is_set_aside(self) -> None:
         plain, held = build(), build(validation=0.25)
         for before, after in zip(plain.clients, held.clients, strict=True):
             assert set(before.train) == set(after.train) | set(after.validation)
@@ -146,7 +146,7 @@ class TestValidation:
             made = build(clients=100, min_size=2, validation=share)
             assert all(len(client.validation) and len(client.train) for client in made.clients)
 
-    def test_a_client_with_one_sample_cannot_give_it_away(self, tmp_path: Path) -> None:
+    def test_client_with_one_sample_cannot_give_it_away(self, tmp_path: Path) -> None:
         x, y = np.zeros((2, 3)), np.zeros(2, dtype=int)
         np.savez(tmp_path / "tiny.npz", x_train=x, y_train=y, x_test=x, y_test=y)
         data = {"name": "npz", "root": str(tmp_path)}
@@ -163,7 +163,7 @@ class TestEqualResults:
         assert same(build(**self.settings), build(**self.settings))
         assert build(**self.settings).fingerprint != build(seed=1, **self.settings).fingerprint
 
-    def test_the_fingerprint_sees_every_part(self) -> None:
+    def test_fingerprint_sees_every_part(self) -> None:
         made = build(**self.settings)
         x, y = made.x.copy(), made.y.copy()
         x[5, 0, 3, 3] += 1
@@ -295,7 +295,7 @@ def test_what_had_to_give_way_is_carried_along() -> None:
     assert "drew fewer than partition.min_size=4" in made.notes[0]
 
 
-def test_the_room_imports_neither_lightning_nor_torch() -> None:
+def test_room_imports_neither_lightning_nor_torch() -> None:
     code = "import archipelago.data, sys; print({'lightning', 'torch', 'ray'} & set(sys.modules))"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)

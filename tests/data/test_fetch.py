@@ -102,7 +102,7 @@ def test_emnist_letters_medmnist_and_tiny_imagenet(
 
 
 @pytest.mark.parametrize("fault", ["cut", "changed", "absent"])
-def test_a_failed_fetch_says_why_and_leaves_nothing(
+def test_failed_fetch_says_why_and_leaves_nothing(
     fault: str, site: Any, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = data_files.publish_cifar(*site, monkeypatch)
@@ -176,7 +176,7 @@ def test_every_data_set_is_listed_and_embedded_ones_are_present(root: Path) -> N
     assert rows["femnist"][0] == "missing" and "bring your own" in rows["femnist"][1]
 
 
-def test_a_file_of_ones_own_is_listed_with_its_size(tmp_path: Path) -> None:
+def test_file_of_ones_own_is_listed_with_its_size(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x_train=np.zeros(300_000, np.uint8))
     (row,) = [row for row in listing(DataSettings(root=str(tmp_path))) if row[0] == "npz"]
     assert row == ("npz", "present", "300 kB", str(tmp_path / "mine.npz"))

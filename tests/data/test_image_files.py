@@ -131,7 +131,7 @@ class TestImageFolder:
         with refused("counted-twice"):
             load("image_folder", tmp_path / "pets")
 
-    def test_a_class_may_be_a_link_to_images_elsewhere(self, tmp_path: Path) -> None:
+    def test_class_may_be_a_link_to_images_elsewhere(self, tmp_path: Path) -> None:
         self.make(tmp_path / "pets")
         first = sorted((tmp_path / "pets").iterdir())[0]
         first.rename(tmp_path / "elsewhere")
@@ -216,7 +216,7 @@ class TestImageFolder:
         assert present(tmp_path / "split") == str(tmp_path / "split")
 
 
-def test_an_image_of_the_right_size_is_not_touched(tmp_path: Path) -> None:
+def test_image_of_the_right_size_is_not_touched(tmp_path: Path) -> None:
     picture = data_files.pixels(9, 9, 3)
     Image.fromarray(picture).save(tmp_path / "a.png")
     assert (read_image("mine", tmp_path / "a.png", 9) == picture.transpose(2, 0, 1)).all()

@@ -81,7 +81,7 @@ def test_small_copies_are_read_into_memory_unless_asked_otherwise(
     assert not isinstance(make(tmp_path, mapped="no").x, MappedArray)
 
 
-def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+def test_failure_leaves_nothing(tmp_path: Path) -> None:
     def broken() -> Recipe:
         def chunks():
             yield X[:5]
@@ -98,7 +98,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     assert [*(tmp_path / "mapped").iterdir()] == []
 
 
-def test_a_copy_whose_files_are_gone_is_made_again(tmp_path: Path) -> None:
+def test_copy_whose_files_are_gone_is_made_again(tmp_path: Path) -> None:
     made: list[int] = []
     place = Path(make(tmp_path, made, mapped="yes").x.address)
     place.unlink()
@@ -111,7 +111,7 @@ def test_a_copy_whose_files_are_gone_is_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["x.npy", "y.npy", "owners.npy", "about.json"])
 @pytest.mark.parametrize("how", ["cut", "gone", "another"])
-def test_a_damaged_copy_is_made_again(file: str, how: str, tmp_path: Path) -> None:
+def test_damaged_copy_is_made_again(file: str, how: str, tmp_path: Path) -> None:
     made: list[int] = []
     place = Path(make(tmp_path, made, mapped="yes").x.address).parent / file
     content = place.read_bytes()
@@ -131,7 +131,7 @@ def test_a_damaged_copy_is_made_again(file: str, how: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("file", ["x.npy", "y.npy", "owners.npy"])
-def test_a_copy_with_other_content_under_its_name_is_made_again(file: str, tmp_path: Path) -> None:
+def test_copy_with_other_content_under_its_name_is_made_again(file: str, tmp_path: Path) -> None:
     made: list[int] = []
     place = Path(make(tmp_path, made, mapped="yes").x.address).parent / file
     other = np.load(place)
@@ -142,7 +142,7 @@ def test_a_copy_with_other_content_under_its_name_is_made_again(file: str, tmp_p
     assert made == [1, 1]
 
 
-def test_a_copy_that_was_copied_is_read_once_and_believed(
+def test_copy_that_was_copied_is_read_once_and_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
@@ -154,7 +154,7 @@ def test_a_copy_that_was_copied_is_read_once_and_believed(
     assert (make(tmp_path, made, mapped="yes").x == X).all() and made == [1]
 
 
-def test_a_killed_maker_leaves_nothing_that_is_taken_for_a_copy(tmp_path: Path) -> None:
+def test_killed_maker_leaves_nothing_that_is_taken_for_a_copy(tmp_path: Path) -> None:
     code = f"""
 import numpy as np, os, signal
 from archipelago.data.mapped import Recipe, stored
@@ -229,7 +229,7 @@ def tiny(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_federation_of_mapped_samples_is_the_one_in_memory(tiny: Path) -> None:
+def test_federation_of_mapped_samples_is_the_one_in_memory(tiny: Path) -> None:
     made = []
     for mapped in ("yes", "no"):
         settings = DataSettings(name="tiny_imagenet", root=str(tiny), mapped=mapped)
@@ -248,7 +248,7 @@ def test_rotated_samples_are_in_memory_and_the_copy_stays_as_it_is(tiny: Path) -
     assert (load_dataset(settings, 0).stored == before).all()
 
 
-def test_the_same_bits_mapped_or_not_per_batch_or_per_actor(tiny: Path, tmp_path: Path) -> None:
+def test_same_bits_mapped_or_not_per_batch_or_per_actor(tiny: Path, tmp_path: Path) -> None:
     import archipelago
     from archipelago.experiments.config import load_config
     from archipelago.experiments.runner import run_experiment

@@ -132,7 +132,7 @@ class TestArrays:
         monkeypatch.setattr("psutil.Process.create_time", lambda process: 0.0)  # another one with its number
         use_arrays("mine", (X[::-1], Y))
 
-    def test_a_folder_that_cannot_be_written_is_done_without(
+    def test_folder_that_cannot_be_written_is_done_without(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "file").touch()
@@ -140,7 +140,7 @@ class TestArrays:
         use_arrays("mine", (X, Y))
         assert len(load_dataset(data_settings(name="mine"), seed=0).x_train) == 16
 
-    def test_an_experiment_on_arrays(self, tmp_path: Path) -> None:
+    def test_experiment_on_arrays(self, tmp_path: Path) -> None:
         import archipelago
         from archipelago.experiments.config import load_config
         from archipelago.experiments.runner import run_experiment
@@ -170,7 +170,7 @@ class TestDataModule:
         assert data.owners_train.tolist() == [0, 0, 1, 1] and data.owners_test.tolist() == [1, 2]
         assert data.x_train.dtype == np.uint8 and (data.mean, data.std) == ((0.5,), (0.5,))
 
-    def test_the_root_is_a_path(self) -> None:
+    def test_root_is_a_path(self) -> None:
         assert len(self.load("Owned", root="~/data").x_train) == 4
 
     def test_what_it_draws_comes_from_the_seed(self) -> None:

@@ -11,7 +11,7 @@ from archipelago.data.partition_cache import address
 from tests.support.experiments import config_of, plan_of, run, session_of
 
 
-def test_the_partition_follows_its_own_seed_and_the_start_the_other() -> None:
+def test_partition_follows_its_own_seed_and_the_start_the_other() -> None:
     given = [("seed=5", "partition.seed=3"), ("seed=3",), ("seed=5",)]
     more = ("holdout_clients=0.25", "partition=dirichlet")
     plans = [plan_of(*seeds, *more) for seeds in given]
@@ -29,7 +29,7 @@ def test_equal_seeds_are_one_partition_and_one_address() -> None:
     assert made[0].fingerprint == made[1].fingerprint
 
 
-def test_a_default_changes_no_address() -> None:
+def test_default_changes_no_address() -> None:
     config = config_of()
     from archipelago.data import load_dataset
 
@@ -39,7 +39,7 @@ def test_a_default_changes_no_address() -> None:
     assert address(task) == address(other)
 
 
-def test_a_seed_that_is_said_twice_changes_no_bit() -> None:
+def test_seed_that_is_said_twice_changes_no_bit() -> None:
     plain, said = session_of("seed=2"), session_of("seed=2", "partition.seed=2")
     for one, other in zip(run(plain, 2), run(said, 2), strict=True):
         assert one.metrics["micro_loss"] == other.metrics["micro_loss"]

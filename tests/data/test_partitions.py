@@ -137,7 +137,7 @@ def test_scarce_test_samples_go_first_to_those_without_any() -> None:
         matching_test_counts(np.array([[5, 5]]), np.array([1]))
 
 
-def test_a_maximum_flow_is_found_where_proportions_would_leave_somebody_out() -> None:
+def test_maximum_flow_is_found_where_proportions_would_leave_somebody_out() -> None:
     # Both classes have fewer test samples than owners, and together one for each of five clients. By
     # proportion clients 0, 2 and 4 would share class 0; but client 1 has nothing else, so one of them must
     # make do with class 1, of which client 3 needs the other.
@@ -219,7 +219,7 @@ def test_which_samples_of_a_class_a_client_gets_is_random() -> None:
         assert ranks.mean() == pytest.approx(0.5, abs=0.1)  # contiguous slices would have 0.25
 
 
-def test_a_smaller_alpha_is_more_skewed() -> None:
+def test_smaller_alpha_is_more_skewed() -> None:
     labels = labels_of([500] * 10, [200] * 10)
     largest = []
     for alpha in (0.05, 0.5, 5.0, 500.0):
@@ -292,7 +292,7 @@ def test_ten_thousand_clients_of_extreme_skew_end_in_a_partition_or_a_sentence()
     assert min(len(part) for part in made.test) == 1
 
 
-def test_a_class_that_is_only_tested_is_left_out() -> None:
+def test_class_that_is_only_tested_is_left_out() -> None:
     labels = labels_of([50, 50, 0], [20, 20, 20])
     for name in ("iid", "dirichlet", "n_class"):
         made = divide(name, labels, 4, alpha=10.0, classes=2)
@@ -400,7 +400,7 @@ def test_unknown_partition_points_at_the_nearest() -> None:
         PARTITIONS.find("dirichlett")
 
 
-def test_a_registered_partition_that_leaves_a_client_short_is_caught() -> None:
+def test_registered_partition_that_leaves_a_client_short_is_caught() -> None:
     lazy = Partitioner(
         "lazy", lambda *_: Partition((np.arange(5), np.arange(5, 6)), (np.arange(1), np.arange(1, 2))), False
     )

@@ -117,7 +117,7 @@ def test_what_the_protocol_cannot_do_is_a_sentence() -> None:
         divide("dirichlet", Labels("made", np.zeros(100), np.zeros(100), None), 4, compat="fedbase")
 
 
-def test_the_older_version_rounds_proportions() -> None:
+def test_older_version_rounds_proportions() -> None:
     # Ten labels of 1,000 test samples: three decimals, so a share of .0005 or less is nothing.
     made = [divide("dirichlet", CIFAR, 200, seed, compat="fedbase-0.6.8", alpha=0.1) for seed in range(5)]
     assert "partition.compat=fedbase-0.6.8" in made[0].notes[0]

@@ -17,7 +17,7 @@ TINY = {"471": ([4, 13, 21], [20, 6, 2], 28), "667": ([9, 15, 22], [9, 5, 2], 16
 
 
 @pytest.mark.parametrize("name", [*CIFAR, *TINY])
-def test_the_paper_s_levels(name: str) -> None:
+def test_paper_s_levels(name: str) -> None:
     groups, classes, own = {**CIFAR, **TINY}[name]
     total = 100 if name in CIFAR else 200
     labels = labels_of([500] * total, [100] * total)

@@ -175,7 +175,7 @@ class TestNatural:
             assert np.array_equal(test, np.flatnonzero(parts[1] == owner))
             assert train.tobytes() == same.tobytes()
 
-    def test_a_client_is_an_owner_with_all_of_its_samples(self) -> None:
+    def test_client_is_an_owner_with_all_of_its_samples(self) -> None:
         labels = self.labels()
         made = divide("natural", labels, 5)  # owner 3 has nothing to be tested on
         for client, owner in enumerate([0, 1, 2, 4, 5]):

@@ -47,7 +47,7 @@ class TestFashionMnist:
         with refused("damaged", says=("train-images-idx3-ubyte.gz", found, "f4a871")):
             load("fashion_mnist", tmp_path)
 
-    def test_a_truncated_file_is_named_with_its_checksum(
+    def test_truncated_file_is_named_with_its_checksum(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = data_files.fashion_mnist(tmp_path / "fashion-mnist", packed=True)
@@ -128,7 +128,7 @@ class TestCifar:
         assert data.y_train[: len(labels)].tolist() == labels
         assert (data.x_test.shape, data.classes) == ((5, 3, 32, 32), classes)
 
-    def test_a_changed_file_is_named_and_its_pickle_never_opened(
+    def test_changed_file_is_named_and_its_pickle_never_opened(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = data_files.cifar(tmp_path / "cifar-10-batches-py", "cifar10")
@@ -145,7 +145,7 @@ class TestCifar:
         with refused("no-data", name="cifar10", says="cifar-10-batches-py"):
             load("cifar10", tmp_path)
 
-    def test_an_incomplete_folder_is_missing(self, tmp_path: Path) -> None:
+    def test_incomplete_folder_is_missing(self, tmp_path: Path) -> None:
         data_files.cifar(tmp_path / "cifar-100-python", "cifar100")
         (tmp_path / "cifar-100-python" / "test").unlink()
         with refused("no-data", name="cifar100") as caught:
@@ -172,7 +172,7 @@ class TestEmnist:
         assert cases.sources_train.tolist() == cases.sources_test.tolist() == [1, 1, 0, 0]
         assert cases.classes == 26
 
-    def test_a_truncated_file_is_named(self, tmp_path: Path) -> None:
+    def test_truncated_file_is_named(self, tmp_path: Path) -> None:
         data_files.emnist(tmp_path / "EMNIST" / "raw", "letters", [1, 2])
         path = tmp_path / "EMNIST" / "raw" / "emnist-letters-test-images-idx3-ubyte"
         path.write_bytes(path.read_bytes()[:-10])

@@ -86,7 +86,7 @@ def test_one_cluster_is_tried_where_the_method_takes_it(monkeypatch):
     assert [trial.clusters for trial in contrast.trials] == [2]
 
 
-def test_a_large_federation_is_sampled(monkeypatch):
+def test_large_federation_is_sampled(monkeypatch):
     monkeypatch.setattr(module, "SAMPLED_CLIENTS", 5)
     sizes = []
     original = module.make_plan

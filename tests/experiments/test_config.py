@@ -76,7 +76,7 @@ def test_methods_with_options_have_a_section_of_their_own_type() -> None:
     assert "fedavg" not in options(config)  # no options, no section
 
 
-def test_a_method_registered_later_gets_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_method_registered_later_gets_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
     from archipelago.core.settings import setting
 
     @dataclasses.dataclass
@@ -93,7 +93,7 @@ def test_a_method_registered_later_gets_its_section(monkeypatch: pytest.MonkeyPa
     assert "Expected later.depth >= 1, got 0" in sentence("method=later", "later.depth=0")
 
 
-def test_a_section_may_not_take_the_name_of_a_core_section(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_section_may_not_take_the_name_of_a_core_section(monkeypatch: pytest.MonkeyPatch) -> None:
     class Clash(METHODS.find("fedprox")):  # type: ignore[misc]  # the base is known at run time only
         pass
 
@@ -103,7 +103,7 @@ def test_a_section_may_not_take_the_name_of_a_core_section(monkeypatch: pytest.M
         full_schema()
 
 
-def test_a_config_can_be_pickled() -> None:
+def test_config_can_be_pickled() -> None:
     config = load_config(overrides=["method=fedprox", "fedprox.mu=0.5"], env={})
     copy = pickle.loads(pickle.dumps(config))
     assert copy == config
@@ -121,7 +121,7 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("section", ["data: synthetic", "data: {name: synthetic}", "data.name: synthetic"])
-def test_a_name_alone_is_short_for_its_section(section: str, tmp_path: Path) -> None:
+def test_name_alone_is_short_for_its_section(section: str, tmp_path: Path) -> None:
     assert load_config(yaml_file(tmp_path, section), env={}).data.name == "synthetic"
     assert load_config(overrides=["data=synthetic", "data.samples=50"], env={}).data.samples == 50
 
@@ -146,7 +146,7 @@ def test_lists_optional_numbers_and_truth_values() -> None:
 TIMER = "lightning.pytorch.callbacks.Timer"
 
 
-def test_a_free_section_takes_any_name(tmp_path: Path) -> None:
+def test_free_section_takes_any_name(tmp_path: Path) -> None:
     path = yaml_file(
         tmp_path,
         "local:\n  executor: trainer\n"
@@ -162,11 +162,11 @@ def test_a_free_section_takes_any_name(tmp_path: Path) -> None:
     assert "Expected local.engine=trainer" in sentence("local.trainer.precision=64")
 
 
-def test_the_same_override_twice_is_no_mistake() -> None:
+def test_same_override_twice_is_no_mistake() -> None:
     assert load_config(overrides=["rounds=3", "rounds=3"], env={}).rounds == 3
 
 
-def test_an_override_replaces_the_files_other_way_of_saying_it(tmp_path: Path) -> None:
+def test_override_replaces_the_files_other_way_of_saying_it(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "local: {steps: 20}\nfleet: {actors: 3}\n")
     config = load_config(path, ["local.epochs=2", "fleet.clients_per_actor=1"], env={})
     assert (config.local.epochs, config.local.steps) == (2, 10)
@@ -175,7 +175,7 @@ def test_an_override_replaces_the_files_other_way_of_saying_it(tmp_path: Path) -
     assert load_config(path, ["local.steps=5"], env={}).local.epochs is None
 
 
-def test_an_override_of_the_method_leaves_the_files_options_behind(tmp_path: Path) -> None:
+def test_override_of_the_method_leaves_the_files_options_behind(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "method: fedprox\nfedprox: {mu: 0.1}\n")
     assert load_config(path, env={}).fedprox.mu == 0.1  # type: ignore[attr-defined]  # a section made at run time
     assert load_config(path, ["method=ifca"], env={}).fedprox.mu == 0.95  # type: ignore[attr-defined]  # as above
@@ -186,7 +186,7 @@ def test_an_override_of_the_method_leaves_the_files_options_behind(tmp_path: Pat
     assert load_config(path, ["method=fedprox"], env={}).fedprox.mu == 0.1  # type: ignore[attr-defined]  # as above
 
 
-def test_an_ensemble_stands_for_the_method(tmp_path: Path) -> None:
+def test_ensemble_stands_for_the_method(tmp_path: Path) -> None:
     with refused("either-or", settings=("method", "ensemble")):
         load_config(overrides=["method=ifca", "ensemble=[fedavg,ifca]"], env={})
     with refused("wrong-type", setting="ensemble", given="fedavg"):
@@ -229,12 +229,12 @@ def test_values_may_refer_to_settings_and_to_the_environment(
         ("Rounds=3", "rounds"),
     ],
 )  # fmt: skip
-def test_the_nearest_key_is_named_in_full(given: str, meant: str) -> None:
+def test_nearest_key_is_named_in_full(given: str, meant: str) -> None:
     with refused("unknown-setting", setting=given.partition("=")[0], nearest=meant):
         load_config(overrides=[given], env={})
 
 
-def test_a_key_like_nothing_else_is_sent_to_the_list() -> None:
+def test_key_like_nothing_else_is_sent_to_the_list() -> None:
     with refused("unknown-setting", nearest=None):
         load_config(overrides=["qqqqqqqq=1"], env={})
     assert "list settings" in sentence("qqqqqqqq=1")
@@ -246,7 +246,7 @@ def test_both_values_and_the_meaning_are_in_the_sentence() -> None:
     assert "Expected every number of model.hidden >= 1, got [8,0]" in sentence("model.hidden=[8,0]")
 
 
-def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
+def test_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "local: {lr: -1}\n")
     assert f"got -1 in '{path}'" in sentence(file=path)
     path = yaml_file(tmp_path, "local: {lrr: 1}\n")
@@ -347,7 +347,7 @@ def test_yaml_round_trip_is_exact(
     assert math.copysign(1, copy.local.lr) == 1
 
 
-def test_a_damaged_config_file_is_a_sentence() -> None:
+def test_damaged_config_file_is_a_sentence() -> None:
     damaged = {
         "": "empty-file", "- 1": "not-settings", "a: [": "not-yaml", "rounds: -1": "out-of-range",
         "what: 1": "unknown-setting", "!!python/object/apply:os.system ['true']": "not-settings",
@@ -383,7 +383,7 @@ def test_gpus_as_a_number_keep_their_meaning(tmp_path: Path) -> None:
     assert found == 1.0 and isinstance(found, float)
 
 
-def test_a_config_of_an_earlier_version_stays_on_the_cpu_and_has_32_bits() -> None:
+def test_config_of_an_earlier_version_stays_on_the_cpu_and_has_32_bits() -> None:
     lines = config_to_yaml(load_config(overrides=["fleet.gpus=0"], env={})).splitlines()
     assert "  gpus: 0.0" in lines
     old = "\n".join(line for line in lines if not line.startswith(("precision", "determinism")))
@@ -468,7 +468,7 @@ def test_check_needs_no_source(tmp_path: Path) -> None:
         check(config, env={})
 
 
-def test_a_target_is_imported_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_is_imported_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_modules.py").write_text(
         "import lightning\n\nclass Mine(lightning.LightningModule):\n    pass\n\nvalue = 3\n"
     )
@@ -482,7 +482,7 @@ def test_a_target_is_imported_before_anything_starts(tmp_path: Path, monkeypatch
     assert "got both" in sentence("model=mlp", "model.target=my_modules.Mine")
 
 
-def test_a_network_that_does_not_fit_the_samples_is_a_sentence() -> None:
+def test_network_that_does_not_fit_the_samples_is_a_sentence() -> None:
     import torch
 
     from lightning_modules.networks import NETWORKS

@@ -41,7 +41,7 @@ def shown_rounds(lines: list[str]) -> list[int]:
     return [int(found.group(1)) for line in lines if (found := re.match(r"round +(\d+)/", line))]
 
 
-def test_a_short_run_shows_every_round() -> None:
+def test_short_run_shows_every_round() -> None:
     lines = log_of(8, 0.01)
     assert lines[0] == "ifca on digits: 8 rounds"
     assert shown_rounds(lines) == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -50,7 +50,7 @@ def test_a_short_run_shows_every_round() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.001, 32), (0.5, 110), (30.0, 620)])
-def test_a_thousand_rounds_stay_readable(seconds: float, most: int) -> None:
+def test_thousand_rounds_stay_readable(seconds: float, most: int) -> None:
     rounds = shown_rounds(log_of(1000, seconds))
     assert 25 <= len(rounds) <= most
     assert rounds[:3] == [1, 2, 3]
@@ -61,14 +61,14 @@ def test_a_thousand_rounds_stay_readable(seconds: float, most: int) -> None:
     assert max(gaps) * seconds <= 60 + seconds
 
 
-def test_a_resumed_run_starts_where_it_left_off() -> None:
+def test_resumed_run_starts_where_it_left_off() -> None:
     lines = log_of(100, 2.0, first_round=90)
     assert lines[0] == "ifca on digits: 100 rounds, from round 91"
     assert shown_rounds(lines)[0] == 91
     assert "18 s left" in lines[1]
 
 
-def test_the_time_left_is_not_moved_by_one_slow_round() -> None:
+def test_time_left_is_not_moved_by_one_slow_round() -> None:
     stream, clock = io.StringIO(), Clock()
     with Progress(110, stream=stream, clock=clock) as progress:
         for number in range(1, 11):
@@ -140,7 +140,7 @@ def _everything(reader: int) -> str:
     return data.decode()
 
 
-def test_a_terminal_gets_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_gets_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     text = _on_a_terminal("xterm-256color", monkeypatch)
     assert "\x1b[" in text
     assert "ifca [on] digits" in text
@@ -150,7 +150,7 @@ def test_a_terminal_gets_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[?25h" in text, "the cursor is given back"
 
 
-def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     text = _on_a_terminal("dumb", monkeypatch)
     assert "\x1b" not in text
     assert "round 4/4  accuracy 0.5000" in text

@@ -2,10 +2,11 @@
 
 A step is compared with the same step of torch in double precision, from the same float32 start, so that rounding does
 not add up over steps. Where a max-pool or a ReLU is decided by less than float32 can tell, single contributions to a
-gradient go elsewhere: such steps are counted and have a wider tolerance.
+gradient go elsewhere: then float64 decides as the kernels did, within the same tolerance, and such steps are counted.
 """
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from archipelago.strategies.penalties import Linear, Proximal
 from lightning_modules.engines import Term, TrainJob, make_engine
 from lightning_modules.engines.compiled.build import CannotBuild, library
 from lightning_modules.engines.objective import _outputs_by_torch
-from tests.support.compiled import Bench, counted_ties, errors, network
+from tests.support.compiled import Bench, errors, network, ties_noted
 
 try:
     library()
@@ -42,11 +43,12 @@ NETWORKS = {  # (shape of a sample, classes, options of the model)
     "resnet_slim": ((3, 25, 25), 5, {}),
 }
 MODEL, STATE, OBJECTIVE = 1e-5, 5e-6, 5e-6  # relative to the largest number of each kind
-BY_A_HAIR = 100  # times as much where a tie is near
+MOST_TIES = 40  # of a step, that are tried
 
 
 def sgd(**options):
-    return lambda parameters: torch.optim.SGD(parameters, **({"lr": 0.02} | options))
+    # Small enough for every network and option: where training diverges, there is nothing to compare.
+    return lambda parameters: torch.optim.SGD(parameters, **({"lr": 0.005} | options))
 
 
 def adam(**options):
@@ -61,17 +63,46 @@ def compare(bench, job, factor=1.0):
     for batch in job.batches:
         one = dataclasses.replace(job, start=start, batches=[batch], optimizer_state=state)
         found = bench.engine.train_one(one)
-        with counted_ties() as ties:
-            exact = bench.in_float64(one)
-        model, kept, objective = errors(found, exact, start)
-        # A parameter is a float32: half a unit in the last place of the largest is no error of the kernels.
-        rounding = 1.2e-7 * np.abs(exact.model).max() / np.abs(exact.model - start).max()
-        wide = max(model / (MODEL + rounding), kept / STATE, objective / OBJECTIVE) / factor
-        assert wide <= (BY_A_HAIR if sum(ties) else 1), (model, kept, objective, sum(ties))
-        close += wide > 1
+        assert np.isfinite(found.objective)
+        wide, turned = beside_float64(bench, one, found, factor)
+        assert max(wide) <= 1, (wide, turned)
+        close += bool(turned)
         start, state = found.model, found.optimizer_state
     assert not bench.engine.notes
     assert close <= max(1, len(job.batches) // 5), close
+
+
+def beside_float64(bench, job, found, factor):
+    """(distances of a step in tolerances, the ties that the kernels decided otherwise than float64)."""
+
+    def beside(turned):
+        with ties_noted(turned) as ties:
+            exact = bench.in_float64(job)
+        model, kept, objective = errors(found, exact, job.start, bench.logits)
+        # A parameter is a float32: half a unit in the last place of the largest is no error of the kernels.
+        rounding = 1.2e-7 * np.abs(exact.model).max() / np.abs(exact.model - job.start).max()
+        grows, grows_kept = (factor * each for each in bench.sensitivity())
+        wide = [
+            model / (MODEL * grows + rounding),
+            kept / (STATE * grows_kept),
+            objective / (OBJECTIVE * factor),
+        ]
+        if "0.exp_avg" in found.optimizer_state:
+            moved = bench.moved_by_adam(job.start[: bench.model.spec.parameters], found.optimizer_state)
+            away = np.abs(found.model[: len(moved)] - moved).max() / np.abs(exact.model - job.start).max()
+            wide.append(away / (MODEL + rounding))
+        return wide, float(np.linalg.norm(found.model - exact.model)), ties
+
+    turned = []
+    wide, distance, ties = beside(turned)
+    while max(wide) > 1:  # turn what brings float64 nearest, one at a time
+        tried = [(beside([*turned, tie]), tie) for tie in ties[:MOST_TIES] if tie not in turned]
+        nearest, tie = min(tried, key=lambda each: each[0][1], default=((wide, math.inf, []), None))
+        if nearest[1] >= distance:
+            break
+        turned.append(tie)
+        wide, distance, _ = nearest
+    return wide, turned
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -84,10 +115,11 @@ def test_networks_of_the_papers_agree_with_float64(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_resnet18_agrees_with_float64(norm):
+@pytest.mark.parametrize("steps", [2, pytest.param(20, marks=pytest.mark.full)])
+def test_resnet18_agrees_with_float64(norm, steps):
     bench = Bench(network("resnet18", (3, 16, 16), 5, norm=norm), (3, 16, 16), optimizer=sgd(momentum=0.9))
     # Seventeen normalisations, the last of a single pixel: each divides rounding by a deviation.
-    compare(bench, bench.job([16, 9]), factor=20)
+    compare(bench, bench.job([16, 9] * (steps // 2)), factor=20)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn_digits"])
@@ -104,14 +136,15 @@ def test_twenty_steps_in_a_row_stay_beside_float64(name):
 
 def proximal(bench):
     rng = np.random.default_rng(0)
-    anchor = rng.standard_normal(bench.model.spec.parameters).astype(np.float32)
+    anchor = rng.standard_normal(bench.model.spec.parameters).astype(np.float32) * np.float32(0.1)
     return [Term(Proximal(0.3, anchor), {"anchor": torch.from_numpy(anchor)})]
 
 
 def contrasts(bench):
     """CON's two forms: one of the head's parameters, one of the outputs on the batch."""
     rng = np.random.default_rng(0)
-    models = rng.standard_normal((3, bench.model.spec.size)).astype(np.float32) * np.float32(0.1)
+    models = [0.1 * each for each in rng.standard_normal((3, bench.model.spec.size))]
+    models = np.stack([with_statistics(bench, each) for each in models])
     columns = bench.model.spec.columns("head")
     own, heads = torch.tensor(1), torch.from_numpy(models[:, : bench.model.spec.parameters])
     return [
@@ -142,7 +175,14 @@ def weights(bench):
 
 def frozen(bench):
     start = bench.model.vector()
-    return [start * np.float32(0.5), start * np.float32(-1.5)]
+    return [with_statistics(bench, factor * start) for factor in (0.5, -1.5)]
+
+
+def with_statistics(bench, model):
+    """A model with the network's own running statistics: a variance is not negative."""
+    model, buffers = model.astype(np.float32), bench.model.spec.columns("buffers")
+    model[buffers] = bench.model.vector()[buffers]
+    return model
 
 
 OPTIONS = {
@@ -159,11 +199,21 @@ OPTIONS = {
     "clipping by norm": (sgd(momentum=0.9), {"clip": 0.2, "clip_by": "norm"}),
     "clipping by value": (adam(), {"clip": 0.01, "clip_by": "value"}),
 }
-# Of these, on every network: those that change the kernels' own arithmetic, and one penalty.
+# On every network, several at a time.
 TOGETHER = {
-    "on_top_of": frozen, "sample_weights": weights, "scale": lambda bench: 0.4, "penalties": proximal,
-    "clip": 0.5, "clip_by": "norm",
+    "Nesterov, frozen logits, weights, scale, proximal, clipping by norm": (
+        sgd(momentum=0.8, nesterov=True, weight_decay=0.05),
+        {"on_top_of": frozen, "sample_weights": weights, "scale": lambda bench: 0.4, "penalties": proximal,
+         "clip": 0.5, "clip_by": "norm"},
+    ),
+    "Adam, contrasts, pulls of CKS": (
+        adam(weight_decay=0.02), {"penalties": lambda bench: [*contrasts(bench), *pulls(bench)]},
+    ),
+    "dampening, contrasts, clipping by value": (
+        sgd(momentum=0.8, dampening=0.3), {"penalties": contrasts, "clip": 0.01, "clip_by": "value"},
+    ),
 }  # fmt: skip
+FEW = ("mlp", "cnn_digits")  # the others are in the full suite
 
 
 def compare_with(name, optimizer, extra):
@@ -172,22 +222,22 @@ def compare_with(name, optimizer, extra):
     limits = {key: value for key, value in extra.items() if key.startswith("clip")}
     bench.model.recipe = dataclasses.replace(bench.model.recipe, **limits)
     more = {key: make(bench) for key, make in extra.items() if key not in limits}
-    # Numbers that were clipped are small beside those that rounding is relative to.
-    compare(
-        bench, bench.job([16, 5, 33, 16] * 5, **more), factor=10 if limits.get("clip_by") == "value" else 1
-    )
+    compare(bench, bench.job([16, 5, 33, 16] * 5, **more))
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("name", ["mlp", "cnn_digits"])
+@pytest.mark.parametrize(
+    "name", [*FEW, *(pytest.param(each, marks=pytest.mark.full) for each in NETWORKS if each not in FEW)]
+)
 def test_options_agree_with_float64(name, option):
     compare_with(name, *OPTIONS[option])
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("options", TOGETHER)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_network_with_options_together_agrees_with_float64(name):
-    compare_with(name, sgd(momentum=0.8, nesterov=True, weight_decay=0.05), TOGETHER)
+def test_every_network_with_options_together_agrees_with_float64(name, options):
+    compare_with(name, *TOGETHER[options])
 
 
 def test_a_regression_agrees_with_float64():

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from archipelago.core.errors import UserError
 from lightning_modules.engines import TrainJob, make_engine
 from lightning_modules.engines.compiled import build, recipe
 from tests.support.compiled import DIGEST_JOBS, Bench, digest, network
 from tests.support.compiled_machines import NARROW, WIDE
+from tests.support.errors import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "tests/support/compiled_digests.json"
@@ -60,7 +60,7 @@ def test_bits_are_those_of_the_stored_digest_with_every_instruction_set(fresh, n
 @needs_kernels
 @pytest.mark.full
 @pytest.mark.skipif(len(ABLE) < 2, reason="this processor has one of the two instruction sets")
-def test_a_run_of_a_machine_with_avx2_is_continued_by_one_with_avx512_to_the_models_of_a_whole_run(tmp_path):
+def test_run_of_a_machine_with_avx2_is_continued_by_one_with_avx512_to_the_models_of_a_whole_run(tmp_path):
     """Kernels, torch and NumPy pass for those of the other machine: models, assignments, jobs under every penalty."""
     found = []
     for part, machine in (("begin", NARROW), ("end", WIDE)):
@@ -75,7 +75,7 @@ def test_a_run_of_a_machine_with_avx2_is_continued_by_one_with_avx512_to_the_mod
 
 
 @needs_kernels
-def test_a_second_compiler_gives_the_same_bits(fresh, tmp_path):
+def test_second_compiler_gives_the_same_bits(fresh, tmp_path):
     import shutil
 
     first = Path(build._compiler()[0]).resolve().name
@@ -136,7 +136,7 @@ def test_threads_that_compile_at_the_same_time_leave_one_whole_file_for_each_ins
     assert build.library_path() != found[0]
 
 
-def test_a_builder_that_is_gone_or_stuck_stops_nobody(counted, fresh):
+def test_builder_that_is_gone_or_stuck_stops_nobody(counted, fresh):
     import fcntl
 
     build.cache_folder().mkdir(parents=True)
@@ -186,7 +186,7 @@ def test_kernels_are_compiled_while_the_process_does_other_things(counted):
 
 
 @needs_kernels
-def test_a_damaged_file_is_removed_and_said(fresh, tmp_path):
+def test_damaged_file_is_removed_and_said(fresh, tmp_path):
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def damaged(command, kept):
@@ -224,7 +224,7 @@ def test_without_fma_the_loop_trains_and_it_is_said_once(fresh):
     assert "falls back to loop" in note and "FMA" in note
 
 
-def test_a_compiler_that_fails_is_said(fresh, tmp_path):
+def test_compiler_that_fails_is_said(fresh, tmp_path):
     fake = tmp_path / "cc"
     fake.write_text(
         "#!/bin/sh\n[ \"$1\" = --version ] && echo fake 1.0 && exit 0\necho 'x: error: no' >&2\nexit 1\n"
@@ -237,9 +237,9 @@ def test_a_compiler_that_fails_is_said(fresh, tmp_path):
     assert "could not compile the kernels (x: error: no)" in note
 
 
-def test_an_unknown_instruction_set_is_a_sentence(fresh):
+def test_unknown_instruction_set_is_a_sentence(fresh):
     fresh.setenv("ARCHIPELAGO_KERNELS", "neon")
-    with pytest.raises(UserError, match="avx512, avx2, got 'neon'"):
+    with refused("unknown-choice", setting="ARCHIPELAGO_KERNELS", given="neon"):
         build.chosen_instructions()
 
 
@@ -284,7 +284,7 @@ def test_numerical_tests_under_the_sanitizers(tmp_path, instructions, which):
 
 
 @needs_kernels
-def test_a_silently_slow_build_is_noticed():
+def test_silently_slow_build_is_noticed():
     """A ratio of processor time to torch in one process, least of many: 0.24 with AVX-512, 0.40 with AVX2 on EPYC.
 
     Torch has the best instructions of the processor in both cases: on one that has AVX2 alone the ratio is smaller.

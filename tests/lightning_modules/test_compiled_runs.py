@@ -47,13 +47,13 @@ def test_methods_give_the_same_bits_in_any_layout_and_the_numbers_of_the_loop(me
                 assert found.metrics[name] == pytest.approx(value, rel=1e-3), name
 
 
-def test_a_fallback_is_a_note_of_the_round():
+def test_fallback_is_a_note_of_the_round():
     session = session_of("local.engine=compiled", "model.target=tests.support.modules.DropoutModule")
     (note,) = [note for report in run(session, 2) for note in report.events if "compiled" in note]
     assert "falls back to loop" in note and "Dropout" in note
 
 
-def test_a_run_that_stopped_with_one_instruction_set_continues_with_another_to_the_same_bytes(
+def test_run_that_stopped_with_one_instruction_set_continues_with_another_to_the_same_bytes(
     tmp_path, monkeypatch
 ):
     config = config_of("method=ifca", *COMPILED, f"storage={tmp_path}", "name=whole")
@@ -76,7 +76,7 @@ def test_a_run_that_stopped_with_one_instruction_set_continues_with_another_to_t
     assert json.loads((plain / "environment.json").read_text())["compute"]["engine"] == "loop"
 
 
-def test_a_table_says_when_rows_differ_in_their_engine(tmp_path):
+def test_table_says_when_rows_differ_in_their_engine(tmp_path):
     def notes(**engines):
         for method, engine in engines.items():
             path = tmp_path / "-".join([method, *engines.values()])
@@ -109,7 +109,7 @@ def recorded(path):
     return json.loads((path / "environment.json").read_text())["compute"]
 
 
-def test_a_run_records_the_engines_that_trained_not_the_one_that_was_asked_for(tmp_path, monkeypatch):
+def test_run_records_the_engines_that_trained_not_the_one_that_was_asked_for(tmp_path, monkeypatch):
     def made(name, method, *more, fails, **extra):
         config = config_of(f"method={method}", *COMPILED, f"storage={tmp_path}", f"name={name}", *more)
         with monkeypatch.context() as patch:
@@ -165,7 +165,7 @@ def test_auto_takes_it_where_it_covers_the_network_once_it_is_no_opt_in(monkeypa
         assert session.compute().engine == engine
 
 
-def test_a_client_that_is_left_to_the_loop_is_recorded():
+def test_client_that_is_left_to_the_loop_is_recorded():
     session = session_of(*COMPILED, "local.optimizer=sgd")
     assert session.compute().engine == "compiled"
     (block,) = session.fleet.blocks

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import archipelago.core.torchvision_operators  # isort: skip  # noqa: F401  (must come before lightning)
+from functools import partial
+
 import pytest
 from torch import nn
 
-from archipelago.core.errors import UserError
 from archipelago.core.settings import LocalSettings, ModelSettings
 from archipelago.experiments.config import check_network, load_config
 from archipelago.experiments.runner import run_experiment
 from lightning_modules.base import build_module
 from lightning_modules.flat import FlatModel, derived_head
+from tests.support.errors import mistake
 
 IMAGES = ((3, 32, 32), 10)
 
@@ -23,7 +25,7 @@ def parts(**model: object) -> tuple[dict[str, str], str]:
     return {entry.name: entry.part for entry in spec.entries}, classifier
 
 
-def test_a_network_of_ours_says_what_its_head_is():
+def test_network_of_ours_says_what_its_head_is():
     found, classifier = parts(name="cnn_cifar")
     assert {name for name, part in found.items() if part == "head"} == {
         f"network.fc{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")
@@ -62,40 +64,37 @@ def test_derived_from_the_layers(layers, head):
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "expected"),
     [
-        (["model.head=[fc9]"], r"Unknown submodule 'fc9' in model\.head\. Did you mean 'fc"),
-        (["model=cnn_celeba", "model.head=[blocks]"], "a layer with a weight, got 'blocks'"),
+        (["model.head=[fc9]"], mistake("unknown-name", kind="submodule", name="fc9", nearest="fc3")),
+        (["model=cnn_celeba", "model.head=[blocks]"], mistake("no-classifier", says="'blocks'")),
         (
             ["model.target=tests.support.modules.ForeignConvolution", "model.head=[lst]"],
-            "Did you mean 'last'",
+            mistake("unknown-name", kind="submodule", name="lst", nearest="last"),
         ),
     ],
 )
-def test_a_wrong_head_is_reported_before_anything_starts(settings, sentence):
+def test_wrong_head_is_reported_before_anything_starts(settings, expected):
     config = load_config(
         None, ["model=cnn_cifar", *settings] if settings[0] == "model.head=[fc9]" else settings
     )
-    with pytest.raises(UserError, match=sentence):
+    with expected():
         check_network(config, *IMAGES)
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "expected"),
     [
-        (
-            "Needy",
-            r"model\.target=tests\.support\.modules\.Needy needs width, depth to be made, but is given local, ",
-        ),
-        ("Faulty", r"Faulty cannot be made: ValueError: not today \(modules\.py, line \d+\)"),
+        ("Needy", partial(mistake, "needs-arguments", missing=["width", "depth"], says="local")),
+        ("Faulty", partial(mistake, "cannot-be-made", says=("ValueError: not today", "modules.py, line"))),
     ],
 )
-def test_a_module_that_cannot_be_made_is_reported_before_anything_starts(name, sentence, tmp_path):
+def test_module_that_cannot_be_made_is_reported_before_anything_starts(name, expected, tmp_path):
     settings = [
         f"model.target=tests.support.modules.{name}",
         "fleet.backend=in_process",
         f"storage={tmp_path}",
     ]
-    with pytest.raises(UserError, match=sentence):
+    with expected(name=f"tests.support.modules.{name}")():
         run_experiment(load_config(None, settings), quiet=True)
     assert not [*tmp_path.iterdir()]

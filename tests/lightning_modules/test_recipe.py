@@ -17,6 +17,7 @@ from lightning_modules.augmentations import AUGMENTATIONS, Augmentation, Augment
 from lightning_modules.engines.loop import LoopEngine
 from lightning_modules.engines.stacked import STACKED_TOLERANCE
 from lightning_modules.optimizers import OPTIMIZERS
+from tests.support.errors import refused
 from tests.support.experiments import checkpoint_of, config_of, outcome, run
 from tests.support.experiments import session_of as make_session
 from tests.support.scalar import method_of, scalar_fleet
@@ -132,7 +133,7 @@ class Falls(Schedule):
 def test_schedule_of_many_rounds_is_looked_at_here_and_there_and_at_its_end() -> None:
     settings = config_of(*SMALL).local
     settings.schedule = f"{__name__}.Falls"
-    with pytest.raises(UserError, match="in round 10000000"):
+    with refused("out-of-range", says="10000000", setting="local.schedule", given=-1.0):
         check_schedule(settings, 10**7)
     assert 5_000 < len(Falls.asked) < 50_000
 
@@ -429,13 +430,13 @@ def test_augmentation_of_what_is_no_image_and_smoothing_of_what_has_no_classes_a
     from archipelago.experiments.config import check_network
 
     config = config_of("local.augment=[flip]")
-    with pytest.raises(UserError, match="images"):
+    with refused("unfit-data", setting="local.augment", given="flip"):
         check_network(config, (10,), 3)
     check_network(config, (1, 8, 8), 3)
-    with pytest.raises(UserError, match="classes"):
+    with refused("needs-classes", setting="local.label_smoothing"):
         check_network(config_of("local.label_smoothing=0.1"), (1, 8, 8), None)
     mix = config_of("local.augment=[torchvision.transforms.v2.RandomZoomOut]")
-    with pytest.raises(UserError, match="same shape"):
+    with refused("wrong-result", name="torchvision.transforms.v2.RandomZoomOut"):
         check_network(mix, (1, 8, 8), 3)
 
 

@@ -37,7 +37,7 @@ def check_results(run: Path, folder: Path, *changes: str) -> None:
     assert_equal_runs(run, run_experiment(config_of(*changes), folder / "here", quiet=True))
 
 
-def test_a_job_that_brings_the_project_and_a_module_of_its_own_along(head: Head, tmp_path: Path) -> None:
+def test_job_that_brings_the_project_and_a_module_of_its_own_along(head: Head, tmp_path: Path) -> None:
     done = head.call(
         "ray", "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--",
         "python", "-m", "platform.launch", *(each for each in EXPERIMENT if not each.startswith("model")), OWN_MODULE,
@@ -58,7 +58,7 @@ def test_a_job_that_brings_the_project_and_a_module_of_its_own_along(head: Head,
     assert sum(path.stat().st_size for path in packages[0].rglob("*")) < 20e6
 
 
-def test_a_job_on_nodes_that_carry_the_project(head: Head, tmp_path: Path) -> None:
+def test_job_on_nodes_that_carry_the_project(head: Head, tmp_path: Path) -> None:
     done = head.call(
         "ray", "job", "submit", "--", "python", "-m", "platform.launch", *EXPERIMENT, f"storage={tmp_path}",
         "name=job", RAY_ADDRESS=head.dashboard,
@@ -92,7 +92,7 @@ def test_job_by_the_installed_command_needs_no_checkout(head: Head, tmp_path: Pa
 
 
 @pytest.mark.full
-def test_a_run_ended_from_outside_says_how_to_resume(head: Head, tmp_path: Path) -> None:
+def test_run_ended_from_outside_says_how_to_resume(head: Head, tmp_path: Path) -> None:
     long = [setting for setting in EXPERIMENT if not setting.startswith("rounds=")]
     driver = subprocess.Popen(
         [sys.executable, "-m", "platform.launch", *long, "rounds=100000", f"fleet.address={head.gcs}",
@@ -112,7 +112,7 @@ def test_a_run_ended_from_outside_says_how_to_resume(head: Head, tmp_path: Path)
     assert open_run(tmp_path / "long").status.state != "finished"
 
 
-def test_a_wrong_token_is_refused(head: Head, tmp_path: Path) -> None:
+def test_wrong_token_is_refused(head: Head, tmp_path: Path) -> None:
     stranger = {"RAY_AUTH_TOKEN": "0" * 64, "RAY_gcs_server_port_wait_time_s": "1"}
     refused = head.call("ray", "job", "submit", "--address", head.dashboard, "--", "true", **stranger)
     assert refused.returncode != 0

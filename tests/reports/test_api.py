@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure as Drawn
 
-from archipelago.core.errors import UserError
 from archipelago.reports import api
 from archipelago.reports.figures import FIGURES
+from tests.support.errors import refused
 from tests.support.written_runs import write_run, write_sweep
 
 CLUSTERED = {"cluster_sizes": [[2, 2], [3, 1], [3, 1], [3, 1]]}
@@ -34,9 +34,9 @@ def test_draw_returns_a_figure_of_matplotlib(tmp_path: Path) -> None:
 
 def test_draw_of_what_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
-    with pytest.raises(UserError, match=r"Unknown figure 'tims' of .* Did you mean 'time'"):
+    with refused("unknown-name", says="'time'", kind="figure", name="tims"):
         api.draw(path, "tims")
-    with pytest.raises(UserError, match=r"Expected a figure that .* has data for, got 'examples'"):
+    with refused("not-recorded", name="examples"):
         api.draw(path, "examples")
 
 

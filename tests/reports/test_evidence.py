@@ -17,7 +17,7 @@ from archipelago.reports.groups import make_groups
 from archipelago.reports.guessing import GUESSES, guessing
 from archipelago.reports.health import concerns, dead_parts, fights, still_rising
 from archipelago.reports.repeats import Repeat
-from archipelago.reports.significance import paired_difference
+from archipelago.reports.significance import HELD, paired_difference
 from archipelago.reports.summary import write_summary
 from archipelago.reports.table_text import as_csv, grid, print_tables
 from archipelago.reports.tables import Table, build_tables
@@ -87,6 +87,10 @@ def test_paired_difference_is_over_what_both_rows_have(tmp_path: Path) -> None:
     assert "+12.67 [-2.00, +30.00] 2/1" in [row[header.index("vs FedAvg")] for row in rows]
     (line, *_) = csv.DictReader(io.StringIO(as_csv([table])))
     assert (line["compared_with"], line["wins"], line["losses"]) == ("FedAvg", "2", "1")
+    assert any(
+        note.endswith("of 3 pairs such an interval holds the true difference 75 times in 100.")
+        for note in table.notes
+    )
 
 
 def test_paired_interval_of_many_pairs_is_near_the_normal_one_and_the_same_every_time() -> None:
@@ -101,6 +105,15 @@ def test_paired_interval_of_many_pairs_is_near_the_normal_one_and_the_same_every
     worse = paired_difference(one, other, higher_is_better=False)
     assert worse is not None and (worse.wins, worse.losses) == (found.losses, found.wins)
     assert paired_difference({0: 1.0}, {0: 0.0}) is None
+
+
+@pytest.mark.parametrize("pairs", HELD)
+def test_interval_of_few_pairs_holds_the_true_difference_as_often_as_tables_say(pairs: int) -> None:
+    rng = np.random.Generator(np.random.PCG64(pairs))
+    drawn = [paired_difference(dict(enumerate(rng.normal(size=pairs))), dict.fromkeys(range(pairs), 0.0))
+             for _ in range(500)]  # fmt: skip
+    held = sum(each is not None and each.low <= 0 <= each.high for each in drawn)
+    assert held / 5 == pytest.approx(HELD[pairs], abs=5)
 
 
 # Guessing ---------------------------------------------------------------------------------------------------

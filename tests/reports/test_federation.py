@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from archipelago.core.errors import UserError
 from archipelago.experiments.config import load_config
 from archipelago.experiments.figures_data import write_partition
 from archipelago.reports.drawing import save
@@ -23,6 +22,7 @@ from archipelago.reports.federation import (
     divergence,
     read_federation,
 )
+from tests.support.errors import refused
 
 
 def written(tmp_path: Path, *overrides: str) -> Path:
@@ -142,13 +142,13 @@ def test_of_many_clients_some_are_shown_and_that_is_said() -> None:
     assert divergence(described)["all"] == 0.0 and clients > COMPARED
 
 
-def test_a_folder_without_tables_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not say how its data was divided: expected federation/ with"):
+def test_folder_without_tables_is_a_sentence(tmp_path: Path) -> None:
+    with refused("not-recorded", says="federation/"):
         describe(tmp_path)
 
 
-def test_a_run_is_not_spoilt_by_a_partition(tmp_path: Path) -> None:
+def test_run_is_not_spoilt_by_a_partition(tmp_path: Path) -> None:
     for name in ("config.yaml", "status.json"):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(UserError, match="is a run directory, which a partition would spoil"):
+    with refused("exists", says="name="):
         write_partition(load_config(None, [f"storage={tmp_path.parent}", f"name={tmp_path.name}"], env={}))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import archipelago.experiments.runner
+import archipelago.experiments.choose_clusters
 from archipelago.core.registry import REGISTRIES, Registry
 from archipelago.core.vocabulary import describe
 from archipelago.experiments.choose_clusters import Choice
@@ -37,7 +37,7 @@ def groups_of(*paths: Path) -> list[Group]:
     return make_groups(find_trials(paths))
 
 
-def test_a_further_seed_joins_the_row_of_a_sweep(tmp_path: Path) -> None:
+def test_further_seed_joins_the_row_of_a_sweep(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path / "sweep", "ifca", (0, 1))
     alone = write_run(tmp_path / "alone", seed=2, config={"local": {"lr": 0.1}})
     other = sweep_of(tmp_path / "other", "ifca | lr=0.1", (3, 4))
@@ -66,7 +66,9 @@ def test_seeds_that_chose_their_own_number_of_clusters_are_one_row(
 ) -> None:
     chosen = {0: 2, 1: 2, 2: 3}
     monkeypatch.setattr(
-        archipelago.experiments.runner, "choose_clusters", lambda config: Choice(chosen[config.seed], ())
+        archipelago.experiments.choose_clusters,
+        "choose_clusters",
+        lambda config: Choice(chosen[config.seed], ()),
     )
     small = ["clients=4", "rounds=1", "local.steps=1", "fleet.backend=in_process", "model=mlp", "method=ifca"]
     config = load_config(overrides=[*small, "clusters=auto"], env={})
@@ -86,7 +88,7 @@ def test_seeds_that_chose_their_own_number_of_clusters_are_one_row(
     assert by_label == {"IFCA (clusters=auto)": 2, "IFCA": 2}
 
 
-def test_a_trial_that_left_nothing_is_noted_on_the_row_of_its_own_sweep(tmp_path: Path) -> None:
+def test_trial_that_left_nothing_is_noted_on_the_row_of_its_own_sweep(tmp_path: Path) -> None:
     one = sweep_of(tmp_path / "one", "ifca", (0,), status="failed", reason="out of memory")
     other = sweep_of(tmp_path / "other", "ifca", (0,), lr=0.9)
     assert {group.label: group.note for group in groups_of(one, other)} == {
@@ -116,7 +118,7 @@ def test_of_two_runs_of_one_seed_the_first_finished_one_counts(tmp_path: Path) -
     assert group.counted == [] and [run.path for run in group.shown] == [broken]
 
 
-def test_a_run_whose_process_is_gone_was_interrupted(tmp_path: Path) -> None:
+def test_run_whose_process_is_gone_was_interrupted(tmp_path: Path) -> None:
     def note() -> str:
         (group,) = groups_of(run)
         return group.note
@@ -159,10 +161,11 @@ def test_parts_of_somebody_else_are_reported_by_their_own_labels(tmp_path: Path)
     report = build_report(
         ReportRequest([str(tmp_path / "theirs"), str(tmp_path / "ours")], str(tmp_path / "report"))
     )
-    rows = {row.label for row in report.tables[0].rows}
+    rows = {(table.title, row.label) for table in report.tables for row in table.rows}
+    # Networks are problems of their own; engines never tell two rows apart.
     assert rows == {
-        "IFCA (model=Tanh network, aggregation=Third quartile, engine=Clipped loop)",
-        "IFCA (model=mlp, aggregation=median, engine=loop)",
+        ("digits, iid, model=Tanh network", "IFCA (aggregation=Third quartile)"),
+        ("digits, iid, model=mlp", "IFCA (aggregation=median)"),
     }
     page = (report.folder / "report.html").read_text(encoding="utf-8")
     assert "<dt>own.nets.tanh</dt><dd>Tanh network</dd>" in page

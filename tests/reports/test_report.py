@@ -25,7 +25,6 @@ from safetensors.numpy import load_file, save_file
 
 import archipelago
 import archipelago.reports.drawing
-from archipelago.core.errors import UserError
 from archipelago.experiments.config import load_config
 from archipelago.experiments.runner import run_experiment
 from archipelago.reports.build import DETAILED, Report, ReportRequest, _for_papers, build_report
@@ -41,6 +40,7 @@ from archipelago.runs.files import RunFiles
 from archipelago.runs.sweeps import find_trials
 from tests.support.browser import CHROMIUM, look
 from tests.support.callbacks import OnRound
+from tests.support.errors import refused
 from tests.support.written_runs import write_csv, write_run, write_sweep
 
 SMALL = [
@@ -381,9 +381,19 @@ def test_whiskers_end_inside_the_axis(tmp_path: Path) -> None:
     ]
     figure = compared(*far)["bars"][0]
     assert figure.data["range"][0] == 0 and "begin" not in figure.caption
+    # So does one that stands alone.
+    figure = compared(far[1])["bars"][0]
+    assert figure.data["range"][0] == 0 and figure.data["range"][1] > 90 and "begin" not in figure.caption
 
 
-def test_a_metric_that_is_nowhere_finite_has_no_bars(tmp_path: Path) -> None:
+def test_axis_of_few_rounds_has_whole_rounds_on_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", accuracy=[0.1, 0.2, 0.3, 0.4])
+    (figure,) = [each for each in compared(run)["convergence"] if each.choice["metric"] == "accuracy (%)"]
+    low, high = (axes := draw(figure).axes[0]).get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1, 2, 3, 4]
+
+
+def test_metric_that_is_nowhere_finite_has_no_bars(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", metrics={"micro_macro_f1": [float("nan")] * 4})
     assert [figure.choice["metric"] for figure in compared(run)["bars"]] == ["accuracy (%)"]
     diverged = write_run(tmp_path / "diverged", accuracy=[float("nan")] * 4)
@@ -509,7 +519,7 @@ def test_weights_of_many_clients_are_those_of_all_groups(tmp_path: Path) -> None
     assert "ground-truth groups" in figure.caption and "400 of 600 clients, evenly chosen" in figure.caption
 
 
-def test_a_lone_row_is_not_the_best_in_latex(tmp_path: Path) -> None:
+def test_lone_row_is_not_the_best_in_latex(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / "a"), write_run(tmp_path / "b", method="fedavg", accuracy=[0.05] * 4)]
     paths.append(write_run(tmp_path / "c", accuracy=[0.9] * 4, config={"data": {"name": "other"}}))
     source = latex(build_tables(make_groups(find_trials(paths))))
@@ -520,7 +530,7 @@ def test_a_lone_row_is_not_the_best_in_latex(tmp_path: Path) -> None:
 # The file ---------------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_one_small_file_that_needs_nothing(report: Report) -> None:
+def test_page_is_one_small_file_that_needs_nothing(report: Report) -> None:
     path = report.folder / "report.html"
     assert path.stat().st_size < 5_000_000
     text = re.sub(r'<script type="application/octet-stream".*?</script>', "", path.read_text(), flags=re.S)
@@ -612,7 +622,7 @@ def test_reports_of_what_is_not_finished_or_not_there(tmp_path: Path) -> None:
     assert one(found, "convergence", metric="loss")["series"][0]["y"] == [0.5, None, None, 0.1]
 
 
-def test_a_run_that_was_killed_between_two_checkpoints_is_shown_as_far_as_it_is_written(
+def test_run_that_was_killed_between_two_checkpoints_is_shown_as_far_as_it_is_written(
     tmp_path: Path,
 ) -> None:
     settings = [*SMALL, "method=ifca", "rounds=8", "checkpoint.every=4", f"storage={tmp_path}", "name=killed"]
@@ -629,11 +639,11 @@ def test_a_run_that_was_killed_between_two_checkpoints_is_shown_as_far_as_it_is_
     assert one(found, "map")["panels"]
 
 
-def test_a_damaged_file_is_a_sentence(tmp_path: Path) -> None:
+def test_damaged_file_is_a_sentence(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     with (path / "metrics.csv").open("a") as file:
         file.write("5" + ",0.1" * 20 + "\n")  # more cells than columns
-    with pytest.raises(UserError, match=r"metrics\.csv is damaged"):
+    with refused("damaged", says="metrics.csv"):
         build_report(ReportRequest([str(path)]))
 
 
@@ -676,7 +686,7 @@ def left_the_file(requests: list[str]) -> list[str]:
 
 
 @needs_browser
-def test_a_browser_draws_every_figure_and_asks_nobody(report: Report, figures: list[dict[str, Any]]) -> None:
+def test_browser_draws_every_figure_and_asks_nobody(report: Report, figures: list[dict[str, Any]]) -> None:
     clicks = """(() => {
         const card = document.querySelector('[data-family=convergence]'), plot = card.querySelector('.plot');
         const before = plot.data.filter((trace) => trace.visible === 'legendonly').length;
@@ -725,7 +735,7 @@ def test_a_browser_draws_every_figure_and_asks_nobody(report: Report, figures: l
 
 
 @needs_browser
-def test_a_browser_draws_what_every_choice_offers(report: Report, figures: list[dict[str, Any]]) -> None:
+def test_browser_draws_what_every_choice_offers(report: Report, figures: list[dict[str, Any]]) -> None:
     # Runs and problems in the order of their first figure: choosing one moves all cards, which is done once each.
     every = f"""(async () => {{
         const marks = {MARKS}, drawn = [], order = new Map(), pause = {PAUSE};
@@ -757,7 +767,7 @@ def test_a_browser_draws_what_every_choice_offers(report: Report, figures: list[
 
 
 @needs_browser
-def test_a_figure_that_cannot_be_drawn_says_so_and_stops_no_other(
+def test_figure_that_cannot_be_drawn_says_so_and_stops_no_other(
     report: Report, figures: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     text = (report.folder / "report.html").read_text()
@@ -806,13 +816,24 @@ def test_what_was_hidden_stays_hidden_in_another_theme(report: Report) -> None:
 
 
 @needs_browser
-def test_a_phone_in_the_dark_reads_it_without_scrolling_sideways(report: Report) -> None:
+def test_phone_in_the_dark_reads_it_without_scrolling_sideways(report: Report) -> None:
     seen = look(report.folder / "report.html", QUESTIONS, ready=READY, width=390, height=844, dark=True)
     assert seen.answers["failed"] == "" and seen.errors == []
     assert seen.answers["width"] == 390
     assert all(count > 0 for count in seen.answers["marks"])
     shade = [int(value) for value in re.findall(r"\d+", seen.answers["background"])[:3]]
     assert max(shade) < 80
+
+
+@needs_browser
+def test_axis_of_few_rounds_has_whole_rounds_on_the_page_too(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", accuracy=[0.1, 0.2, 0.3, 0.4])
+    built = build_report(ReportRequest([str(run)], figures="no"))
+    ticks = (
+        "[...document.querySelectorAll('[data-family=convergence] .xtick')].map((tick) => tick.textContent)"
+    )
+    seen = look(built.folder / "report.html", {"ticks": ticks}, ready=READY)
+    assert seen.answers["ticks"] == ["1", "2", "3", "4"]
 
 
 @needs_browser
@@ -825,7 +846,7 @@ def test_cluster_sizes_of_many_rounds_have_rounds_on_their_axis(tmp_path: Path) 
     assert {"10", "20", "30", "40"} <= set(seen.answers["ticks"])
 
 
-def test_a_page_that_is_too_large_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_that_is_too_large_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run")
     assert build_report(ReportRequest([str(run)], figures="no")).warning == ""
     monkeypatch.setattr("archipelago.reports.build._LARGEST_PAGE", 1000)

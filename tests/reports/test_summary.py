@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from archipelago.core.errors import UserError
-from archipelago.reports.summary import computed_on, final_figures, print_table, write_summary
+from archipelago.reports.summary import computed_on, final_metrics, print_table, write_summary
 from archipelago.runs.files import RunFiles
+from tests.support.errors import refused
 from tests.support.written_runs import write_run
 
 CONFIG = {
@@ -52,8 +52,8 @@ def make(path: Path, metrics: str = METRICS, config: dict[str, Any] = CONFIG, **
     return path
 
 
-def test_the_final_figure_is_the_mean_of_the_last_evaluations(tmp_path: Path) -> None:
-    figures = final_figures(make(tmp_path / "run"))
+def test_final_metric_is_the_mean_of_the_last_evaluations(tmp_path: Path) -> None:
+    figures = final_metrics(make(tmp_path / "run"))
     assert figures["evaluations"] == [2, 3, 5]  # round 4 was not evaluated
     assert figures["final"]["micro_accuracy"] == 0.5
     assert figures["final"]["macro_accuracy"] == 0.625
@@ -65,45 +65,45 @@ def test_the_final_figure_is_the_mean_of_the_last_evaluations(tmp_path: Path) ->
 
 def test_fewer_evaluations_than_asked_for(tmp_path: Path) -> None:
     config = {**CONFIG, "evaluation": {"last": 10}}
-    assert final_figures(make(tmp_path / "run", config=config))["evaluations"] == [1, 2, 3, 5]
+    assert final_metrics(make(tmp_path / "run", config=config))["evaluations"] == [1, 2, 3, 5]
 
 
-def test_the_best_round_is_chosen_on_validation_and_never_on_test(tmp_path: Path) -> None:
-    best = final_figures(make(tmp_path / "run"))["best_by_validation"]
+def test_best_round_is_chosen_on_validation_and_never_on_test(tmp_path: Path) -> None:
+    best = final_metrics(make(tmp_path / "run"))["best_by_validation"]
     # Round 1 has the best test accuracy; rounds 2 and 5 the lowest validation loss, and 2 comes first.
     assert best["round"] == 2
     assert best["figures"]["micro_accuracy"] == 0.25
     without = METRICS.replace("validation_micro_loss", "something_else")
-    assert final_figures(make(tmp_path / "without", metrics=without))["best_by_validation"] is None
+    assert final_metrics(make(tmp_path / "without", metrics=without))["best_by_validation"] is None
 
 
-def test_a_validation_loss_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
+def test_validation_loss_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
     metrics = METRICS.replace("1.0,0.25,", "1.0,nan,")
-    best = final_figures(make(tmp_path / "run", metrics=metrics))["best_by_validation"]
+    best = final_metrics(make(tmp_path / "run", metrics=metrics))["best_by_validation"]
     assert best["round"] == 3
 
 
-def test_a_diverged_run_says_so(tmp_path: Path) -> None:
+def test_diverged_run_says_so(tmp_path: Path) -> None:
     metrics = METRICS.replace("5,20,0.75", "5,20,nan")
-    figures = final_figures(make(tmp_path / "run", metrics=metrics))
+    figures = final_metrics(make(tmp_path / "run", metrics=metrics))
     assert math.isnan(figures["final"]["micro_accuracy"])
     text = io.StringIO()
     print_table(tmp_path / "run", text)
     assert "nan" in text.getvalue()
 
 
-def test_a_run_that_is_being_written_may_end_in_half_a_line(tmp_path: Path) -> None:
+def test_run_that_is_being_written_may_end_in_half_a_line(tmp_path: Path) -> None:
     path = make(tmp_path / "run", metrics=METRICS + "6,20,0.9")
     (path / "events.jsonl").write_text('{"round": 1, "text": "hello"}\n{"round": 2, "te')
-    assert final_figures(path)["evaluations"] == [2, 3, 5]
+    assert final_metrics(path)["evaluations"] == [2, 3, 5]
     assert "round 1: hello" in write_summary(path).read_text()
 
 
-def test_a_run_without_rounds(tmp_path: Path) -> None:
+def test_run_without_rounds(tmp_path: Path) -> None:
     path = make(tmp_path / "run", state="failed", sentence="Client 3 failed.", rounds_done=0)
     for name in ("metrics.csv", "timings.csv"):
         (path / name).unlink()
-    figures = final_figures(path)
+    figures = final_metrics(path)
     assert figures["final"] == {}
     assert figures["evaluations"] == []
     assert figures["seconds_per_round"] is None
@@ -114,7 +114,7 @@ def test_a_run_without_rounds(tmp_path: Path) -> None:
     print_table(path, io.StringIO())
 
 
-def test_the_summary_says_what_ran_what_came_out_and_what_to_do(tmp_path: Path) -> None:
+def test_summary_says_what_ran_what_came_out_and_what_to_do(tmp_path: Path) -> None:
     path = make(tmp_path / "run")
     events = [{"round": n, "text": f"event {n}\nwith a line break"} for n in range(30)]
     (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
@@ -141,12 +141,12 @@ def test_the_summary_says_what_ran_what_came_out_and_what_to_do(tmp_path: Path) 
     assert [entry for entry in path.iterdir() if "tmp" in entry.name] == []
 
 
-def test_an_unfinished_run_says_how_to_resume(tmp_path: Path) -> None:
+def test_unfinished_run_says_how_to_resume(tmp_path: Path) -> None:
     path = make(tmp_path / "run", state="failed")
     assert f"archipelago resume {path}" in write_summary(path).read_text()
 
 
-def test_a_regression_and_training_data_have_their_rows(tmp_path: Path) -> None:
+def test_regression_and_training_data_have_their_rows(tmp_path: Path) -> None:
     metrics = "round,micro_mse,macro_mse,micro_loss,train_micro_mse\n1,2500.5,0.25,0.5,0.125\n"
     path = make(tmp_path / "run", metrics=metrics)
     text = io.StringIO()
@@ -164,7 +164,7 @@ def test_a_regression_and_training_data_have_their_rows(tmp_path: Path) -> None:
     assert "K = " not in write_summary(path).read_text()
 
 
-def test_a_terminal_gets_a_drawn_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_gets_a_drawn_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     reader, writer = pty.openpty()
@@ -182,16 +182,16 @@ def test_a_terminal_gets_a_drawn_table(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_is_no_run_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a run directory"):
-        final_figures(tmp_path)
+    with refused("not-a-run", says=("config.yaml", "status.json")):
+        final_metrics(tmp_path)
     path = make(tmp_path / "run")
     (path / "status.json").write_text("{")
-    with pytest.raises(UserError, match="is damaged"):
+    with refused("damaged", says="status.json"):
         write_summary(path)
     shutil.rmtree(path)
     path = make(tmp_path / "run", config={"evaluation": {"last": 0}})
-    with pytest.raises(UserError, match=r"expected evaluation\.last >= 1, got 0"):
-        final_figures(path)
+    with refused("damaged", says=("config.yaml", "evaluation.last >= 1", "0")):
+        final_metrics(path)
 
 
 @pytest.mark.parametrize(("name", "best"), [("accuracy", "0.9000"), ("mse", "0.2500")])

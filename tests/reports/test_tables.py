@@ -14,7 +14,6 @@ import pytest
 from safetensors.numpy import save_file
 from scipy import stats
 
-from archipelago.core.errors import UserError
 from archipelago.reports.build import ReportRequest, build_report
 from archipelago.reports.figures_results import result_figures
 from archipelago.reports.groups import Group, make_groups
@@ -33,6 +32,7 @@ from archipelago.reports.summary import write_summary
 from archipelago.reports.table_text import as_csv, latex, markdown, print_tables
 from archipelago.reports.tables import Table, build_tables
 from archipelago.runs.sweeps import find_trials
+from tests.support.errors import mistake, refused
 from tests.support.written_runs import write_run, write_sweep
 
 LAST = {0: 0.5, 1: 0.7, 2: 0.9}  # the mean of the last three rounds of IFCA, by seed
@@ -129,11 +129,11 @@ def test_paired_p_is_scipys_and_knows_its_limits() -> None:
     assert holm({"a": 0.6, "b": 0.5}) == {"b": 1.0, "a": 1.0}
 
 
-def test_a_worse_loss_is_a_larger_one(tmp_path: Path) -> None:
+def test_worse_loss_is_a_larger_one(tmp_path: Path) -> None:
     (table,) = tables(compare(tmp_path), metrics=["micro_loss"])
     assert [row.cells["micro_loss"].rank for row in table.rows] == [1, 2]
     assert table.rows[0].cells["micro_loss"].mean == pytest.approx(0.3)
-    with pytest.raises(UserError, match=r"Unknown metric 'micro_los'. Did you mean 'micro_loss'"):
+    with refused("unknown-name", kind="metric", name="micro_los", nearest="micro_loss"):
         tables(compare(tmp_path / "again"), metrics=["micro_los"])
 
 
@@ -381,7 +381,7 @@ def test_published_values_stand_beside_what_was_run_and_rows_that_were_not_are_e
     assert (line["mean"], line["difference"], line["published_mean"]) == ("", "", "94.64")
 
 
-def test_a_published_number_needs_the_papers_setting() -> None:
+def test_published_number_needs_the_papers_setting() -> None:
     config = {"method": "fesem", **THESIS}
     assert published_for(config, 5)["micro_accuracy"].mean == 94.64
     assert published_for(config, 7) == {}
@@ -433,7 +433,7 @@ def test_whatever_else_is_not_the_papers_is_said(other: dict[str, object], note:
     assert deviations({**CIFAR, **other}, ["thesis-2023"]) == [note]
 
 
-def test_a_sweep_says_which_published_table_it_repeats(tmp_path: Path) -> None:
+def test_sweep_says_which_published_table_it_repeats(tmp_path: Path) -> None:
     partition = {"name": "dirichlet", "alpha": 0.1, "compat": "fedbase"}
     config = {**CIFAR, "method": "ifca+con", "partition": partition, "clusters": 10}
     clusters = {"cluster_sizes": [[2, 2]] * 4}
@@ -489,9 +489,9 @@ def test_every_published_row_of_the_thesis_has_a_config_that_leads_to_it() -> No
 def test_tables_are_found_by_number() -> None:
     assert find_table("3.1") == ("thesis-2023", "3.1")
     assert find_table("fesem-2022:2") == find_table("fesem:2") == ("fesem-2022", "2")
-    with pytest.raises(UserError, match=r"several papers have: write fedsoft-2022:2 or fesem-2022:2"):
+    with refused("ambiguous", says=("fedsoft-2022:2", "fesem-2022:2"), setting="table", given="2"):
         find_table("2")
-    with pytest.raises(UserError, match=r"got table=9\.9: there are"):
+    with refused("unknown-name", says="table=9.9", kind="published table", name="9.9"):
         find_table("9.9")
     assert len(published_results()) == 2934
 
@@ -514,6 +514,28 @@ def test_formats(tmp_path: Path) -> None:
     assert float(line["mean"]) == found[0].rows[0].cells["micro_accuracy"].mean
 
 
+class Terminal(io.StringIO):
+    """What a terminal of `COLUMNS` shows."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_table_wider_than_the_terminal_is_brief_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tables(compare(tmp_path))
+    monkeypatch.setenv("TERM", "xterm")
+    shown = {}
+    for columns in (100, 400):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        print_tables(found, stream := Terminal())
+        shown[columns] = stream.getvalue()
+    assert "vs best" in shown[400] and "vs best" not in shown[100]
+    assert "are in the report" in shown[100] and "are in the report" not in shown[400]
+    assert "70.00 ± 16.33" in shown[100]
+
+
 def test_problems_stand_side_by_side_in_latex(tmp_path: Path) -> None:
     paths = compare(tmp_path / "a")
     paths.append(write_run(tmp_path / "b", accuracy=[0.5] * 4, config={"data": {"name": "other"}}))
@@ -522,7 +544,7 @@ def test_problems_stand_side_by_side_in_latex(tmp_path: Path) -> None:
     assert r"\multicolumn{2}{c}{digits, iid} & \multicolumn{2}{c}{other, iid}" in source
 
 
-def test_a_group_counts_a_seed_once(tmp_path: Path) -> None:
+def test_group_counts_a_seed_once(tmp_path: Path) -> None:
     one = write_run(tmp_path / "a", accuracy=[0.5] * 4)
     other = write_run(tmp_path / "b", accuracy=[0.9] * 4)
     (group,) = make_groups(find_trials([one, other, one]))
@@ -531,22 +553,22 @@ def test_a_group_counts_a_seed_once(tmp_path: Path) -> None:
     assert group.std("micro_accuracy") is None
 
 
-def test_the_request_and_its_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for words, message in [
-        ([], "Expected run directories or sweeps after report, got none"),
-        (["x", "tes=t"], "Unknown option 'tes' of report. Did you mean 'test'"),
-        (["--out"], "Unknown option 'out' of report"),
-        (["x", "test=u"], "Unknown test 'u'"),
-        (["x", "figures=maybe"], "Expected figures=yes, no or all"),
+def test_request_and_its_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, expected in [
+        ([], mistake("missing-word", wanted="run directory")),
+        (["x", "tes=t"], mistake("unknown-option", option="tes", says="'test'")),
+        (["--out"], mistake("unknown-option", option="--out")),
+        (["x", "test=u"], mistake("unknown-name", kind="test", name="u")),
+        (["x", "figures=maybe"], mistake("unknown-choice", says="all")),
     ]:
-        with pytest.raises(UserError, match=message):
+        with expected():
             ReportRequest.parse(words)
-    with pytest.raises(UserError, match=f"there is no {tmp_path}/none"):
+    with refused("not-found", path=tmp_path / "none"):
         build_report(ReportRequest.parse([str(tmp_path / "none")]))
     compare(tmp_path / "runs")
-    with pytest.raises(UserError, match=r"it holds 6 of them, as in .*fedavg-0"):
+    with refused("not-found", says=("6", "fedavg-0")):
         build_report(ReportRequest.parse([str(tmp_path / "runs")]))
-    with pytest.raises(UserError, match="Unknown row 'cfl' to compare against"):
+    with refused("unknown-name", kind="row", name="cfl"):
         build_report(ReportRequest.parse([str(tmp_path / "runs/ifca-0"), "against=cfl"]))
     assert not (tmp_path / "runs/ifca-0/report").exists()
     assert ReportRequest(["a"]).folder == Path("a/report") and ReportRequest(["a", "b"]).folder == Path(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import datetime
-import threading
 import uuid
 from pathlib import Path
 
 import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.runs import conditional, lease
 from archipelago.runs.conditional import Keys, create_text, credentials, replace_text, signed, version_of
 from archipelago.runs.lease import Lease
 from archipelago.runs.storage import read_text, remove_file, write_text
-from tests.support.leases import holder, put_lease
+from tests.support.errors import refused
+from tests.support.leases import holder, put_lease, taken_by_one_of_six
 from tests.support.s3 import s3_server
 
 
@@ -102,25 +101,9 @@ def test_lease_on_s3_is_won_by_one_of_many(monkeypatch: pytest.MonkeyPatch, stor
         address = f"{storage}/{uuid.uuid4().hex}"
         if before != "nobody":
             put_lease(address, seconds=-1)
-        start = threading.Barrier(6)
-        won: list[Lease] = []
-        lost: list[UserError] = []
-
-        def take() -> None:
-            start.wait()
-            try:
-                won.append(Lease(address))
-            except UserError as error:
-                lost.append(error)
-
-        threads = [threading.Thread(target=take) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert (len(won), len(lost)) == (1, 5)
-        won[0].renew()
-        won[0].release()
+        won = taken_by_one_of_six(address)
+        won.renew()
+        won.release()
         assert holder(address) == ""
 
 
@@ -153,6 +136,6 @@ def test_lease_that_a_store_always_refuses_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(lease, "create_text", lambda address, text: False)
-    with pytest.raises(UserError, match="nobody holds it"):
+    with refused("unwritable", says=".lease.json"):
         Lease(tmp_path.as_uri())
     write_text((tmp_path / "x").as_uri(), "x")  # the store is fine

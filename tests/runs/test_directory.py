@@ -22,7 +22,6 @@ from safetensors import safe_open
 
 import archipelago
 from actors.reports import RoundReport
-from archipelago.core.errors import UserError
 from archipelago.core.settings import DataSettings, PartitionSettings
 from archipelago.data import build_federation
 from archipelago.runs.directory import RunDirectory
@@ -95,7 +94,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Making and opening -----------------------------------------------------------------------------------------
 
 
-def test_a_new_run_holds_its_config_environment_and_partition(tmp_path: Path) -> None:
+def test_new_run_holds_its_config_environment_and_partition(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "deep" / "one"
     federation = build_federation(DataSettings(), PartitionSettings(), 5, 0)
     with make(path, federation=federation) as run:
@@ -113,13 +112,13 @@ def test_a_new_run_holds_its_config_environment_and_partition(tmp_path: Path) ->
     assert [entry.name for entry in path.parent.iterdir()] == ["one"]
 
 
-def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+def test_empty_folder_will_do(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     make(tmp_path / "run").close()
     assert (tmp_path / "run" / "config.yaml").exists()
 
 
-def test_an_existing_run_is_refused_with_the_way_to_resume_it(tmp_path: Path) -> None:
+def test_existing_run_is_refused_with_the_way_to_resume_it(tmp_path: Path) -> None:
     make(tmp_path / "run").close()
     before = {entry.name for entry in tmp_path.iterdir()}
     with refused("exists", path=tmp_path / "run") as caught:
@@ -128,21 +127,21 @@ def test_an_existing_run_is_refused_with_the_way_to_resume_it(tmp_path: Path) ->
     assert {entry.name for entry in tmp_path.iterdir()} == before
 
 
-def test_a_folder_or_file_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_folder_or_file_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("meow")
     (tmp_path / "file").write_text("text")
-    with pytest.raises(UserError, match=r"not a run.*choose another name"):
+    with refused("exists", says="name=...", path=tmp_path / "photos"):
         make(tmp_path / "photos")
-    with pytest.raises(UserError, match="is a file"):
+    with refused("exists", says="name=...", path=tmp_path / "file"):
         make(tmp_path / "file")
-    with pytest.raises(UserError, match=r"Cannot make the run directory .*storage="):
+    with refused("unwritable", says="storage="):
         make(tmp_path / "file" / "run")
     assert (tmp_path / "photos" / "cat.jpg").read_text() == "meow"
     assert {entry.name for entry in tmp_path.iterdir()} == {"photos", "file"}
 
 
-def test_a_creation_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_creation_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         make(tmp_path / "run", environment={"bad": object()})
     assert list(tmp_path.iterdir()) == []
@@ -150,22 +149,21 @@ def test_a_creation_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_opening_what_is_no_run_names_the_runs_nearby(tmp_path: Path) -> None:
     make(tmp_path / "ifca-digits").close()
-    with pytest.raises(UserError, match=r"There is no run .*Runs in .*: ifca-digits\."):
+    with refused("not-found", says=": ifca-digits."):
         RunDirectory.open(tmp_path / "ifca-digitz")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"is not a run directory: it has no config\.yaml"):
+    with refused("not-a-run", says=("config.yaml", "status.json")):
         RunDirectory.open(tmp_path / "empty")
-    with pytest.raises(UserError, match=r"Runs in .*ifca-digits"):
+    with refused("not-a-run", says="ifca-digits"):
         archipelago.open_run(tmp_path)
 
 
-def test_a_run_of_another_config_is_refused_by_the_setting_that_differs(tmp_path: Path) -> None:
+def test_run_of_another_config_is_refused_by_the_setting_that_differs(tmp_path: Path) -> None:
     make(tmp_path / "run").close()
     other = CONFIG.replace("lr: 0.05", "lr: 0.1").replace("actors: 2", "actors: 5")
-    expected = r"local\.lr is 0\.05 there and 0\.1 here; fleet\.actors is 2 there and 5 here"
-    with pytest.raises(UserError, match=expected):
+    with refused("other-config", says=("local.lr is 0.05", "0.1 here", "fleet.actors is 2", "5 here")):
         RunDirectory.open(tmp_path / "run", expect_config=other)
-    with pytest.raises(UserError, match="another config: method is ifca there and absent here"):
+    with refused("other-config", says="method is ifca"):
         RunDirectory.open(tmp_path / "run", expect_config=CONFIG.replace("method: ifca\n", ""))
     reordered = "seed: 0\n" + CONFIG.replace("seed: 0\n", "").replace("actors: 2", "actors: 5")
     RunDirectory.open(tmp_path / "run", expect_config=reordered, ignore=["fleet."]).close()
@@ -183,7 +181,7 @@ def test_only_one_process_writes_and_the_sentence_names_it(tmp_path: Path) -> No
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         assert Run(path).status.state == "running"
-        with pytest.raises(UserError, match=f"is being written by process {child.pid} "):
+        with refused("busy", says=f"process {child.pid} "):
             RunDirectory.open(path)
     finally:
         child.kill()
@@ -197,7 +195,7 @@ def test_only_one_process_writes_and_the_sentence_names_it(tmp_path: Path) -> No
 
 def test_two_writers_in_one_process_are_refused_too(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
-    with pytest.raises(UserError, match=f"process {os.getpid()} "):
+    with refused("busy", says=f"process {os.getpid()} "):
         RunDirectory.open(tmp_path / "run")
     run.close()
     RunDirectory.open(tmp_path / "run").close()
@@ -219,7 +217,7 @@ def test_every_round_reaches_the_files_at_once(tmp_path: Path) -> None:
         assert Run(run.path).status.rounds_done == 2
 
 
-def test_the_numbers_come_back_exactly(tmp_path: Path) -> None:
+def test_numbers_come_back_exactly(tmp_path: Path) -> None:
     values = [0.1 + 0.2, 1e-300, -0.0, math.inf, math.nan, float(np.float32(0.1)), 12345678901234567.0]
     with make(tmp_path / "run") as run:
         for number, value in enumerate(values, start=1):
@@ -231,7 +229,7 @@ def test_the_numbers_come_back_exactly(tmp_path: Path) -> None:
     assert frame["np"].astype(np.float32).tolist()[:3] == [np.float32(v) for v in values[:3]]
 
 
-def test_a_metric_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
+def test_metric_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
     with make(tmp_path / "run") as run, pytest.raises(TypeError, match="metric 'colour' is a str"):
         run.append(RoundReport(1, {"colour": "red"}))
 
@@ -295,7 +293,7 @@ def test_two_equal_runs_write_equal_bytes_however_often_they_flush(tmp_path: Pat
         (12, b"1"),
     ],
 )
-def test_a_resumed_run_ends_in_the_bytes_of_an_undisturbed_one(
+def test_resumed_run_ends_in_the_bytes_of_an_undisturbed_one(
     tmp_path: Path, undisturbed: Path, killed_after: int, torn: bytes
 ) -> None:
     run = make(tmp_path / "run")
@@ -316,7 +314,7 @@ def test_a_resumed_run_ends_in_the_bytes_of_an_undisturbed_one(
     assert not list(run.path.glob(".*tmp*"))
 
 
-def test_a_checkpoint_older_than_the_last_flush_is_enough(tmp_path: Path, undisturbed: Path) -> None:
+def test_checkpoint_older_than_the_last_flush_is_enough(tmp_path: Path, undisturbed: Path) -> None:
     """The newest checkpoint may be damaged: tables are then cut inside what was flushed."""
     run = make(tmp_path / "run")
     write_rounds(run, range(1, 11), every=5)
@@ -340,7 +338,7 @@ def test_without_any_checkpoint_a_run_starts_over(tmp_path: Path, undisturbed: P
     assert contents(run.path) == contents(undisturbed)
 
 
-def test_a_kill_while_finishing_or_truncating_neither_loses_nor_doubles_rows(
+def test_kill_while_finishing_or_truncating_neither_loses_nor_doubles_rows(
     tmp_path: Path, undisturbed: Path
 ) -> None:
     """Old parts and the merged file may both be there, or a new part and some of the old ones."""
@@ -382,22 +380,22 @@ def test_truncating_drops_what_the_end_of_a_run_left(tmp_path: Path) -> None:
     assert reader.summary == ""
     assert reader.metrics["round"].max() == 8
     assert reader.assignments["round"].max() == 8
-    with pytest.raises(UserError, match="no record 'tails'; recorded: heads"):
+    with refused("unknown-name", says="heads", kind="record", name="tails"):
         reader.record("tails")
 
 
-def test_a_damaged_table_is_a_sentence(tmp_path: Path) -> None:
+def test_damaged_table_is_a_sentence(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
     write_rounds(run, range(1, 5))
     run.close()
     metrics = run.path / "metrics.csv"
     whole = metrics.read_text()
     metrics.write_text(whole.replace("\n2,", "\n2,7,7,7,7,"))
-    with pytest.raises(UserError, match=r"metrics.csv is damaged \(line 3 has 10 fields, its header 6\)"):
+    with refused("damaged", says=("metrics.csv", "line 3", "10 fields")):
         RunDirectory.open(run.path).truncate(4)
     metrics.write_text(whole)
     (run.path / "parts" / "clients-000004.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(UserError, match=r"clients-000004.parquet is damaged"):
+    with refused("damaged", says="clients-000004.parquet"):
         _ = Run(run.path).clients
 
 
@@ -431,7 +429,7 @@ print("done", flush=True)
 
 
 @pytest.mark.slow
-def test_a_run_killed_again_and_again_ends_in_the_same_bytes(tmp_path: Path, undisturbed: Path) -> None:
+def test_run_killed_again_and_again_ends_in_the_same_bytes(tmp_path: Path, undisturbed: Path) -> None:
     path = tmp_path / "run"
     draw = random.Random(5)
     for _ in range(30):
@@ -469,7 +467,7 @@ def test_how_a_run_ended_is_in_its_status(tmp_path: Path) -> None:
     assert Run(tmp_path / "finished").status.state == "finished"
 
 
-def test_a_resume_on_another_machine_is_reported(tmp_path: Path) -> None:
+def test_resume_on_another_machine_is_reported(tmp_path: Path) -> None:
     make(tmp_path / "run").close()
     now = {**ENVIRONMENT, "packages": {"torch": "2.14.0"}}
     with RunDirectory.open(tmp_path / "run", environment=now) as run:
@@ -492,15 +490,15 @@ def test_models_come_back_with_their_spec_and_never_as_code(undisturbed: Path) -
     np.testing.assert_array_equal(tensors["w"], [[0, 1, 2], [3, 4, 5]])
     np.testing.assert_array_equal(tensors["b"], [6, 7])
     assert models.tensors("clusters", row=3)["w"].shape == (2, 3)
-    with pytest.raises(UserError, match="holds 4 models; say which one"):
+    with refused("ambiguous", says="row=3", setting="row", name="clusters"):
         models.tensors("clusters")
-    with pytest.raises(UserError, match="Did you mean 'shared'"):
+    with refused("unknown-name", kind="model", name="shard", nearest="shared"):
         models.tensors("shard")
     with safe_open(str(undisturbed / "models" / "shared.safetensors"), framework="numpy") as file:
         assert json.loads(file.metadata()["spec"]) == SPEC
 
 
-def test_a_run_is_read_without_ray_and_lightning(undisturbed: Path) -> None:
+def test_run_is_read_without_ray_and_lightning(undisturbed: Path) -> None:
     code = (
         "import sys, archipelago\n"
         f"run = archipelago.open_run({str(undisturbed)!r})\n"
@@ -511,7 +509,7 @@ def test_a_run_is_read_without_ray_and_lightning(undisturbed: Path) -> None:
     assert done.stdout == "12 36 2 0.05 2\n[]\n"
 
 
-def test_a_run_describes_itself(undisturbed: Path) -> None:
+def test_run_describes_itself(undisturbed: Path) -> None:
     text = repr(archipelago.open_run(undisturbed))
     assert text.splitlines()[0].endswith("(ifca on digits, seed 0): finished, 12 of 12 rounds")
     assert "round 12: micro_accuracy" in text
@@ -519,7 +517,7 @@ def test_a_run_describes_itself(undisturbed: Path) -> None:
     assert ".metrics" in text
 
 
-def test_a_run_without_a_single_round_can_be_read(tmp_path: Path) -> None:
+def test_run_without_a_single_round_can_be_read(tmp_path: Path) -> None:
     make(tmp_path / "run").close()
     run = Run(tmp_path / "run")
     for frame in (run.metrics, run.timings, run.clients, run.assignments, run.events):

@@ -10,7 +10,7 @@ from pathlib import Path
 from archipelago.runs.environment import describe_environment, environment_differences, git_commit
 
 
-def test_an_environment_is_json_with_versions_processor_and_command() -> None:
+def test_environment_is_json_with_versions_processor_and_command() -> None:
     found = json.loads(json.dumps(describe_environment("python -m platform.launch rounds=3")))
     assert found["command"] == "python -m platform.launch rounds=3"
     assert found["packages"]["torch"] == metadata.version("torch")
@@ -21,7 +21,7 @@ def test_an_environment_is_json_with_versions_processor_and_command() -> None:
     assert found["started"].endswith("+00:00")
 
 
-def test_an_environment_does_not_differ_from_itself() -> None:
+def test_environment_does_not_differ_from_itself() -> None:
     before = describe_environment("one command")
     after = describe_environment("another command")
     assert environment_differences(before, after) == []
@@ -37,12 +37,19 @@ def test_every_change_that_may_move_a_bit_is_reported() -> None:
         assert part in said
 
 
+def test_run_of_a_checkout_records_its_commit() -> None:
+    root = Path(__file__).parents[2]
+    commit = describe_environment()["commit"]
+    assert commit == git_commit(root)
+    assert (commit is not None) == (root / ".git").exists()
+
+
 def _git(folder: Path, *arguments: str) -> None:
     names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
     subprocess.run(["git", *names, *arguments], cwd=folder, check=True, capture_output=True)
 
 
-def test_the_commit_of_the_code_and_whether_it_was_changed(tmp_path: Path) -> None:
+def test_commit_of_the_code_and_whether_it_was_changed(tmp_path: Path) -> None:
     assert git_commit(tmp_path) is None
     _git(tmp_path, "init")
     assert git_commit(tmp_path) is None  # nothing committed yet

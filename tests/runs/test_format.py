@@ -17,6 +17,7 @@ from archipelago.runs.files import RunFiles
 from archipelago.runs.lock import FolderLock
 from archipelago.runs.sweeps import find_trials, read_sweep
 from archipelago.sweeps.directory import SweepDirectory
+from tests.support.errors import refused
 from tests.support.written_runs import write_run, write_sweep
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -94,7 +95,7 @@ def test_sweep_format_newer_than_known_is_refused_with_a_sentence(tmp_path: Path
 
 
 def test_sweep_format_that_is_no_number_is_damage(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="damaged"):
+    with refused("damaged", says=("sweep.yaml", "'new'")):
         read_sweep(sweep_at(tmp_path / "sweep", format="new"))
 
 

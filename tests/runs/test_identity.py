@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from archipelago import adopt, open_run
-from archipelago.core.errors import UserError
 from archipelago.experiments.new_clients import NewClient
 from archipelago.experiments.runner import check_code, resume, run_experiment
 from archipelago.reports.groups import make_groups
 from archipelago.reports.tables import build_tables
-from archipelago.runs.identity import code_digests, identity_of
+from archipelago.runs.identity import code_digests, digest_of_code, identity_of
 from archipelago.runs.status import read_status
 from archipelago.runs.sweeps import find_trials
+from tests.support.errors import refused
 from tests.support.experiments import config_of
 from tests.support.runs import assert_equal_runs, events
 
@@ -71,7 +72,7 @@ def test_identity_of_an_edited_config_is_refused_by_the_key(
     edit(run, pattern, text)
     x, y = config_samples()
     for use in (lambda: resume(run, quiet=True), lambda: adopt(run, [NewClient(x, y, x, y)])):
-        with pytest.raises(UserError, match=re.escape(sentence)):
+        with refused("other-config", says=sentence):
             use()
     (group,) = make_groups(find_trials([run]))
     assert sentence in group.note
@@ -103,10 +104,10 @@ def test_identity_of_another_partition_or_checkpoint_is_noticed(tmp_path: Path) 
     assert_equal_runs(run, made(tmp_path / "straight"))
     run = interrupted(tmp_path / "second")
     shutil.copy(other / "partition.safetensors", run)
-    with pytest.raises(UserError, match=r"partition\.safetensors is another one"):
+    with refused("other-config", says=("partition.safetensors", "another")):
         resume(run, quiet=True)
     (run / "partition.safetensors").unlink()
-    with pytest.raises(UserError, match=r"partition\.safetensors is missing"):
+    with refused("other-config", says=("partition.safetensors", "missing")):
         resume(run, quiet=True)
 
 
@@ -153,10 +154,10 @@ def test_identity_of_a_finished_run_that_was_edited_costs_its_rank(tmp_path: Pat
 def test_identity_that_is_gone_or_damaged_is_a_sentence_and_old_runs_have_none(tmp_path: Path) -> None:
     run = interrupted(tmp_path / "run")
     (run / "identity.json").write_text("{")
-    with pytest.raises(UserError, match=r"identity\.json is damaged"):
+    with refused("damaged", says="identity.json"):
         resume(run, quiet=True)
     (run / "identity.json").unlink()
-    with pytest.raises(UserError, match=r"identity\.json is missing"):
+    with refused("other-config", says=("identity.json", "missing")):
         resume(run, quiet=True)
     old = interrupted(tmp_path / "old")
     (old / "identity.json").unlink()
@@ -169,3 +170,20 @@ def test_identity_that_is_gone_or_damaged_is_a_sentence_and_old_runs_have_none(t
         manifest.write_text(json.dumps(content))
     resume(old, quiet=True)
     assert open_run(old).status.state == "finished"
+
+
+def test_digest_of_code_finds_files_of_packages_and_the_working_directory_and_imports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "never_imported"
+    package.mkdir()
+    for name in ("__init__.py", "inner.py"):
+        (package / name).write_text(f"raise RuntimeError({name!r})")
+    monkeypatch.chdir(tmp_path)
+    whole, inner, named, beyond = (
+        digest_of_code(f"never_imported{rest}") for rest in ("", ".inner", ".inner.Mine", ".gone")
+    )
+    assert whole and inner and whole != inner
+    assert (named, beyond) == (inner, whole)  # the module that an import path begins with
+    assert digest_of_code("no_such_module.at_all") == ""
+    assert not [name for name in sys.modules if name.startswith("never_imported")]

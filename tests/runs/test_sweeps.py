@@ -1,4 +1,4 @@
-"""Sweep directories: what was written is what is read, by whichever door."""
+"""Sweep directories: what was written is what is read, by whichever way."""
 
 from __future__ import annotations
 

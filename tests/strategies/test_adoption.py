@@ -19,6 +19,7 @@ from archipelago.strategies import METHODS, fedem, fedrc, fedsoft
 from archipelago.strategies.adoption import AdoptionRule, entropies, sample_entropies, surest
 from archipelago.strategies.interface import FleetView
 from archipelago.strategies.references import Indices, Models
+from tests.support.errors import refused
 from tests.support.experiments import checkpoint_of, config_of, outcome, plan_of, run, session_of
 
 MORE = ("method=ifca", "clients=12", "rounds=6", "holdout_clients=0.25", "local.steps=8", "model.hidden=[16]")
@@ -45,7 +46,7 @@ def test_entropies_by_hand() -> None:
     p = 1 / (1 + np.exp(-3.0))
     sure = -(p * np.log(p) + (1 - p) * np.log(1 - p))
     assert entropies(Client(), models) == pytest.approx([np.log(2), sure])  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="regression"):
+    with refused("needs-classes", says="adoption=entropy", setting="adoption"):
         entropies(type("Line", (Client,), {"classes": None})(), models)  # type: ignore[arg-type]
     # On top of a model that says the opposite, the second one is as unsure as the first was.
     assert entropies(Client(), models, np.float32([-3, 0]))[1] == pytest.approx(np.log(2))  # type: ignore[arg-type]
@@ -226,9 +227,9 @@ def test_adopt_takes_clients_without_labels(tmp_path: Path) -> None:
         == adopt(tmp_path / "run", [labelled], adoption="entropy")["cluster"].tolist()
     )
     assert 0 <= table["accuracy"][0] <= 1
-    with pytest.raises(UserError, match="entropy"):
+    with refused("needs-labels", setting="adoption", given="labels"):
         adopt(tmp_path / "run", [bare])
-    with pytest.raises(UserError, match="fine-tuning"):
+    with refused("incompatible", settings=("adoption", "finetune")):
         adopt(tmp_path / "run", [bare], adoption="entropy", finetune=True)
 
 

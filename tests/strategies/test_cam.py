@@ -68,7 +68,7 @@ def test_alternating_predicts_by_its_second_assignment():
     assert mse.tolist() == pytest.approx([(1.372 - 2) ** 2, (2.6 + 1.372 - 10) ** 2], rel=1e-5)
 
 
-def test_a_cluster_that_cam_does_not_use_is_reported():
+def test_cluster_that_cam_does_not_use_is_reported():
     session = session_of("method=ifca+cam", "cam.warmup=0", "clusters=3")
     strategy = session.server.method
     far = strategy.base.clusters.values.copy()
@@ -106,7 +106,7 @@ def test_fesem_cam_by_hand_with_the_pull_to_the_centre():
     assert strategy.addons[0].shared.tolist() == pytest.approx([0.4], rel=1e-6)
 
 
-def test_the_pull_to_the_centre_changes_the_numbers_of_parameter_based_bases_only():
+def test_pull_to_the_centre_changes_the_numbers_of_parameter_based_bases_only():
     for method, differs in (("fesem+cam", True), ("ifca+cam", False)):
         outcomes = []
         for lam in (0.0, 1.0):
@@ -213,7 +213,7 @@ def test_ifca_collapses_where_groups_have_much_in_common_and_cam_cures_it(seed):
 @pytest.mark.parametrize(
     "base", ["fedavg", "local", "fedprox", "fedem", "fedsoft", "femam", "ditto", "fedper"]
 )
-def test_a_base_without_clusters_is_refused_with_a_reason(base):
+def test_base_without_clusters_is_refused_with_a_reason(base):
     with refused("add-on", addon="cam", base=base) as caught:
         parse_method(f"{base}+cam")
     assert "clustered base" in str(caught.value)
@@ -230,7 +230,7 @@ def test_two_steps_with_the_pull_to_the_centre_by_hand():
     assert strategy.base.clusters.values[0].tolist() == pytest.approx([1.35], rel=1e-6)
 
 
-def test_a_new_client_is_adopted_by_the_loss_of_the_sum():
+def test_new_client_is_adopted_by_the_loss_of_the_sum():
     fleet, strategy = joint()
     # Alone, cluster 1 (w = 1) is nearer to client 0's 2 than cluster 0; under a shared model of 3.5 it is not.
     strategy.addons[0].shared = strategy.base.underlay = np.float32([3.5])
@@ -239,7 +239,7 @@ def test_a_new_client_is_adopted_by_the_loss_of_the_sum():
     assert strategy.labels(fleet)[0] == 1
 
 
-def test_a_restored_session_predicts_as_before():
+def test_restored_session_predicts_as_before():
     for method in ("ifca+cam", "fesem+cam"):
         session = session_of(f"method={method}", "cam.warmup=0.25")
         run(session, 3)
@@ -288,7 +288,7 @@ def test_fine_tuning_by_hand_moves_the_cluster_part_and_then_the_shared_one():
     assert strategy.base.clusters.values.ravel().tolist() == pytest.approx([-1.3, 1.1], rel=1e-6)
 
 
-def test_a_client_absent_in_the_last_round_of_warm_up_is_clustered_by_what_it_was():
+def test_client_absent_in_the_last_round_of_warm_up_is_clustered_by_what_it_was():
     settings = ("participation.fraction=0.5", "cam.warm=local", "cam.warmup=0.75", "rounds=4", "clients=12")
     session = session_of("method=fesem+cam", *settings)
     run(session, 2)

@@ -78,7 +78,7 @@ def test_by_samples_fesem_cam_is_wecfl_cam():
     assert outcome(first, run(first, 3)) == outcome(second, run(second, 3))
 
 
-def test_a_warm_up_of_clusters_is_the_base_and_then_the_shared_part_joins_in():
+def test_warm_up_of_clusters_is_the_base_and_then_the_shared_part_joins_in():
     for base in ("ifca", "fesem"):
         plain = session_of(f"method={base}", "rounds=4")
         cam = session_of(

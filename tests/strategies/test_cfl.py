@@ -62,7 +62,7 @@ def test_each_condition_is_needed():
     assert clusters_after(gamma=1.0) == 2  # opposite updates: the separation is sqrt((1 + 1) / 2) = 1
 
 
-def test_a_split_must_show_on_either_half_of_the_clients_samples():
+def test_split_must_show_on_either_half_of_the_clients_samples():
     def clusters_after(samples, **options):
         fleet = scalar_fleet(samples, lr=0.1)
         options = {"cfl": CFLOptions(**{**NOW, "eps1": 0.5, "eps2": 0.0, **options})}
@@ -83,7 +83,7 @@ def test_a_split_must_show_on_either_half_of_the_clients_samples():
     assert clusters_after(noise, gamma=0.0)[0] == 2  # as the released code: always
 
 
-def test_a_cluster_of_one_kind_is_measured_again_after_some_rounds():
+def test_cluster_of_one_kind_is_measured_again_after_some_rounds():
     for retry, expected in ((1, 4), (3, 2)):
         fleet = scalar_fleet([[(1.0, 10.0), (1.0, -10.1)]] * 4, lr=0.1)
         options = {"cfl": CFLOptions(**{**NOW, "eps1": 0.5, "eps2": 0.0, "retry": retry})}
@@ -190,7 +190,7 @@ def test_eps1_zero_never_splits_and_has_the_bits_of_fedavg():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_optimal_bipartition_is_the_least_of_all(seed):
+def test_optimal_bipartition_is_the_least_of_all(seed):
     rng = np.random.default_rng(seed)
     updates = rng.standard_normal((6, 3))
     updates /= np.linalg.norm(updates, axis=1, keepdims=True)
@@ -255,7 +255,7 @@ def test_buffers_do_not_count_as_updates():
 
 
 @pytest.mark.parametrize("rule", ["spectral", "kmeans", "agglomerative"])
-def test_a_clustering_rule_may_divide_a_cluster(rule):
+def test_clustering_rule_may_divide_a_cluster(rule):
     cfl, fleet = cfl_of([10.0, 11.0, -10.0, -9.0], eps1=0.2, eps2=2.0, bipartition=rule)
     cfl.round(fleet, 1)
     assert {frozenset(members) for members in clusters_of(cfl)} == {frozenset({0, 1}), frozenset({2, 3})}
@@ -299,7 +299,7 @@ def test_who_waits_may_only_join_what_its_split_led_to():
     ]  # client 1 would like cluster 3, which is none of its kin
 
 
-def test_a_client_that_does_not_arrive_is_not_split_on():
+def test_client_that_does_not_arrive_is_not_split_on():
     cfl, fleet = cfl_of([10.0, 11.0, -10.0, -9.0, float("inf")], eps1=0.2, eps2=2.0)
     cfl.round(fleet, 1)
     assert cfl.base.assignment.tolist() == [0, 0, 1, 1, UNASSIGNED]
@@ -350,7 +350,7 @@ def test_gamma_stops_needless_splits():
     assert sizes == {0.0: [6, 3, 3], 0.68: [6, 6]}
 
 
-def test_the_same_bits_in_any_layout_and_after_a_restore():
+def test_same_bits_in_any_layout_and_after_a_restore():
     settings = (
         "method=cfl", "cfl.first=2", "cfl.thresholds=absolute", "cfl.eps1=100", "cfl.eps2=0", "clusters=4",
         "participation.fraction=0.75", "participation.dropouts=0.2",
@@ -367,7 +367,7 @@ def test_the_same_bits_in_any_layout_and_after_a_restore():
     assert outcome(second, reports) == expected
 
 
-def test_a_split_federation_takes_new_clients_and_a_shared_model():
+def test_split_federation_takes_new_clients_and_a_shared_model():
     session = session_of(
         "method=cfl+cam", "cfl.first=1", "cfl.eps1=2", "cfl.eps2=0", "cfl.gamma=0", "holdout_clients=0.25"
     )

@@ -12,7 +12,7 @@ METHODS = ("fedclust", "fedgroup", "fedgwc", "fedrc", "flhc", "flux", "ifca+rr_c
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_bits_in_any_layout_and_after_a_restore(method):
+def test_same_bits_in_any_layout_and_after_a_restore(method):
     settings = (f"method={method}", "participation.fraction=0.75", "participation.dropouts=0.2", "rounds=3",
                 "evaluation.every=3", "local.steps=2")  # fmt: skip
     whole = session_of(*settings)

@@ -22,7 +22,7 @@ def test_weights_decide_where_the_border_runs():
     assert weighted.objective == pytest.approx((10 * 0.1**2 + 1.0**2) / 21)  # centre (10 + 2.1) / 11 = 1.1
 
 
-def test_the_same_seed_gives_the_same_labels_and_fewer_points_than_clusters_are_reported():
+def test_same_seed_gives_the_same_labels_and_fewer_points_than_clusters_are_reported():
     points = generator(0, "points").standard_normal((40, 5))
     first, again = kmeans(points, 4, seed=3), kmeans(points, 4, seed=3)
     assert np.array_equal(first.labels, again.labels) and first.objective == again.objective
@@ -34,7 +34,7 @@ def test_the_same_seed_gives_the_same_labels_and_fewer_points_than_clusters_are_
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), clusters=st.integers(1, 6))
-def test_a_renamed_clustering_is_matched_back(seed, clusters):
+def test_renamed_clustering_is_matched_back(seed, clusters):
     rng = np.random.default_rng(seed)
     labels = np.concatenate([np.arange(clusters), rng.integers(0, clusters, 20)])
     shuffled = rng.permutation(clusters)[labels]

@@ -75,14 +75,14 @@ def test_lambda_zero_is_local_training_to_the_last_bit():
         assert np.array_equal(mine[client]["model/personal"], theirs[client]["model/personal"])
 
 
-def test_the_global_model_is_that_of_fedavg():
+def test_global_model_is_that_of_fedavg():
     ditto, fedavg = session_of("method=ditto", *SKEWED), session_of("method=fedavg", *SKEWED)
     run(ditto, 3)
     run(fedavg, 3)
     assert np.array_equal(ditto.server.method.base.model, fedavg.server.method.base.model)
 
 
-def test_a_larger_lambda_keeps_personal_models_closer():
+def test_larger_lambda_keeps_personal_models_closer():
     away = []
     for lam in (0.0, 1.0, 10.0):
         session = session_of("method=ditto", f"ditto.lam={lam}", *SKEWED, "local.momentum=0")
@@ -102,7 +102,7 @@ def test_personal_models_serve_skewed_clients_better_than_the_global_one():
     assert report.clients["accuracy"].mean() > shared.mean() + 0.1
 
 
-def test_a_client_that_never_took_part_predicts_with_the_global_model():
+def test_client_that_never_took_part_predicts_with_the_global_model():
     session = session_of("method=ditto", "participation.fraction=0.25")
     report = session.run_round(1)
     seen = {client for client, state in checkpoint_of(session).clients.items() if "model/personal" in state}
@@ -114,7 +114,7 @@ def test_a_client_that_never_took_part_predicts_with_the_global_model():
         assert same == (client not in seen)
 
 
-def test_a_client_that_blows_up_keeps_no_personal_model_and_the_others_continue():
+def test_client_that_blows_up_keeps_no_personal_model_and_the_others_continue():
     fleet = scalar_fleet([[(1.0, 2.0)], [(1e30, 1.0)]], lr=0.1)
     ditto = ditto_on(fleet, 0.5)
     ditto.base.round(fleet)
@@ -134,5 +134,5 @@ def test_no_two_models_share_storage():
     assert not any(np.shares_memory(a, b) for i, a in enumerate(models) for b in models[:i])
 
 
-def test_the_same_bits_everywhere():
+def test_same_bits_everywhere():
     assert_same_bits_everywhere("method=ditto")

@@ -44,7 +44,7 @@ def test_mu_and_the_linear_term_change_the_numbers():
     assert without_correction.base.model.tolist() == pytest.approx([0.780075], rel=1e-6)
 
 
-def test_the_gradient_of_the_linear_term_is_its_finite_difference():
+def test_gradient_of_the_linear_term_is_its_finite_difference():
     theta = torch.linspace(-1, 2, 5, dtype=torch.float64).requires_grad_()
     anchors = {
         "slope": torch.linspace(3, -1, 5, dtype=torch.float64),
@@ -116,7 +116,7 @@ def test_it_learns_iid_digits():
     assert reports[-1].metrics["micro_accuracy"] > 0.8 > reports[0].metrics["micro_accuracy"]
 
 
-def test_a_client_without_a_finite_gradient_sits_out_the_second_phase():
+def test_client_without_a_finite_gradient_sits_out_the_second_phase():
     feddane, fleet = after_one_round([[(1.0, 2.0)], [(1e30, 1.0)]], lr=0.1)
     # Client 0 alone: g_t is its own gradient, no correction, w = 1 + 0.2.
     assert feddane.base.model.tolist() == pytest.approx([1.2], rel=1e-6)
@@ -124,7 +124,7 @@ def test_a_client_without_a_finite_gradient_sits_out_the_second_phase():
     assert fleet.objectives["main"][0].tolist() == [0]
 
 
-def test_the_model_stays_where_it_is_if_nobody_delivers():
+def test_model_stays_where_it_is_if_nobody_delivers():
     feddane, _ = after_one_round([[(1e30, 1.0)]] * 2)
     assert feddane.base.model.tolist() == [1.0]
 
@@ -137,5 +137,5 @@ def test_clients_trained_as_one_batch_get_their_own_corrections():
     assert np.allclose(loop.server.method.base.model, batched.server.method.base.model, rtol=0, atol=1e-4)
 
 
-def test_the_same_bits_everywhere():
+def test_same_bits_everywhere():
     assert_same_bits_everywhere("method=feddane", "feddane.mu=0.3")

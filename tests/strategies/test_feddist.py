@@ -33,7 +33,7 @@ def test_epsilon_changes_the_numbers():
     assert after_one_round("feddws", options=quarter) == pytest.approx([0.9], rel=1e-6)
 
 
-def test_a_whole_step_of_feddist_is_uniform_fedavg():
+def test_whole_step_of_feddist_is_uniform_fedavg():
     dist = session_of("method=feddist", "feddist.epsilon=1", *UNEQUAL)
     uniform = session_of("method=fedavg", "weights=uniform", *UNEQUAL)
     sized = session_of("method=fedavg", *UNEQUAL)
@@ -41,7 +41,7 @@ def test_a_whole_step_of_feddist_is_uniform_fedavg():
     assert outcome(dist, run(dist, 3)) == expected != outcome(sized, run(sized, 3))
 
 
-def test_a_whole_step_of_feddws_is_fedavg():
+def test_whole_step_of_feddws_is_fedavg():
     dws, fedavg = (
         session_of("method=feddws", "feddws.epsilon=1", *UNEQUAL),
         session_of("method=fedavg", *UNEQUAL),
@@ -60,7 +60,7 @@ def test_with_uniform_weights_both_are_one_and_feddist_ignores_the_setting():
 
 
 @pytest.mark.parametrize("method", ["feddist", "feddws"])
-def test_the_server_goes_that_share_of_the_way(method):
+def test_server_goes_that_share_of_the_way(method):
     whole, part = (session_of(f"method={method}", f"{method}.epsilon={e}", *UNEQUAL) for e in (1, 0.3))
     start = whole.server.method.base.model
     run(whole, 1)
@@ -88,5 +88,5 @@ def test_lost_clients_pull_nothing(method):
 
 
 @pytest.mark.parametrize("method", ["feddist", "feddws"])
-def test_the_same_bits_everywhere(method):
+def test_same_bits_everywhere(method):
     assert_same_bits_everywhere(f"method={method}")

@@ -86,6 +86,21 @@ def test_feddrift_distances_by_hand() -> None:
     assert own.distances(losses, c, n, fed)[0, 1] == max(4 - 1, 3 - 2)
 
 
+def test_feddrift_compares_clusters_without_the_clients_that_have_just_drifted() -> None:
+    """Clients 0 and 1 are at 0 and 1; client 2, whose loss was 0, has gone to 5."""
+    for start in ("nearest", "initial"):
+        feddrift, fleet = feddrift_of([0.0, 1.0, 5.0], merge=2.0, start=start)
+        base = feddrift.base
+        base.clusters = Models(np.float32([[0.0], [1.0]]))
+        base.K, base.until, base.assignment = 2, np.zeros(2, np.int64), np.array([0, 1, 0])
+        new = float(fleet.initial(1, "new cluster, round 1")[0][0])
+        feddrift.round(fleet, 1)
+        # Losses 0, 1 | 1, 0 | 25, 16: D = 1. With client 2 in cluster 1, L_01 - L_11 would be 13 - 8.
+        assert base.K == 2 and base.assignment.tolist() == [0, 0, 1]
+        first = 1.0 if start == "nearest" else new  # the model that did best on client 2, as it was
+        assert models_of(feddrift) == pytest.approx([0.5, 0.8 * first + 1.0])
+
+
 def test_feddrift_eager_makes_one_cluster_for_all() -> None:
     each, fleet = feddrift_of([0.0, 4.0, 4.0])
     each.round(fleet, 1)

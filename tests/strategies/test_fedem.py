@@ -54,7 +54,7 @@ def test_one_round_by_hand():
     assert found["loss"][0] == pytest.approx(found["mse"][0], rel=1e-6)
 
 
-def test_the_second_e_step_starts_from_the_first_ones_pi():
+def test_second_e_step_starts_from_the_first_ones_pi():
     fleet = scalar_fleet(TWO, lr=0.1)
     fedem = fedem_of(fleet)
     a_round(fedem, fleet)
@@ -107,7 +107,7 @@ def test_permuting_the_components_permutes_the_result():
     assert found[1][1] == pytest.approx(np.roll(found[0][1], 1, axis=1), rel=1e-5)
 
 
-def test_a_prediction_is_the_mixture_of_probabilities_and_its_loss_the_logarithm():
+def test_prediction_is_the_mixture_of_probabilities_and_its_loss_the_logarithm():
     session = session_of("method=fedem", "clusters=3")
     report = run(session, 2)[-1]
     strategy, block = session.server.method, session.fleet.blocks[0]
@@ -129,7 +129,7 @@ def test_a_prediction_is_the_mixture_of_probabilities_and_its_loss_the_logarithm
         assert report.clients["loss"][client] == pytest.approx(loss, rel=1e-4)
 
 
-def test_the_component_of_largest_weight_predicts_alone_where_asked():
+def test_component_of_largest_weight_predicts_alone_where_asked():
     mixture, largest = (
         session_of("method=fedem", "clusters=3", f"fedem.predict={how}") for how in ("mixture", "largest")
     )
@@ -166,7 +166,7 @@ def test_batched_training_gives_the_same_numbers():
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_a_client_never_seen_runs_e_steps_only(steps):
+def test_client_never_seen_runs_e_steps_only(steps):
     fleet = scalar_fleet([*TWO, [(1.0, 1.0), (1.0, 0.5), (1.0, -2.0)]], lr=0.1)
     fedem = fedem_of(fleet, unseen_steps=steps)
     fleet.begin(1)
@@ -186,7 +186,7 @@ def test_a_client_never_seen_runs_e_steps_only(steps):
     assert "state/q" not in fleet.snapshot()[0][2]
 
 
-def test_a_client_that_blows_up_is_left_out_of_the_components():
+def test_client_that_blows_up_is_left_out_of_the_components():
     fleet = scalar_fleet([*TWO, [(1e25, 1.0)]], lr=0.1)
     fedem = fedem_of(fleet)
     a_round(fedem, fleet)
@@ -212,7 +212,7 @@ def test_pi_beside_fedsofts_weights_on_the_same_mixtures():
     assert max(errors) < 0.05
 
 
-def test_the_layout_and_a_restore_do_not_matter():
+def test_layout_and_a_restore_do_not_matter():
     settings = ("method=fedem", "participation.fraction=0.75")
     whole = session_of(*settings)
     expected = outcome(whole, run(whole, 4))

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.core.schema import composed
 from archipelago.core.settings import AggregationSettings, ModelSettings
 from archipelago.strategies import fedper as module
@@ -11,6 +10,7 @@ from archipelago.strategies.fedper import FedPerOptions, private_columns
 from archipelago.strategies.parameters import ModelEntry, ModelSpec
 from archipelago.strategies.references import Merged, Prediction
 from tests.support.equality import assert_same_bits_everywhere
+from tests.support.errors import refused
 from tests.support.experiments import checkpoint_of, run, session_of
 from tests.support.scalar import method_of, scalar_fleet
 
@@ -51,7 +51,7 @@ def test_two_rounds_by_hand():
     assert states[1]["model/personal"][2:].tolist() == pytest.approx([0.3408, -0.896], rel=1e-5)
 
 
-def test_the_private_part():
+def test_private_part():
     def entry(name, at, part, kind="parameter"):
         return ModelEntry(name, (1,), at, at + 1, kind, part)
 
@@ -66,7 +66,7 @@ def test_the_private_part():
     assert private_columns(spec, 99).tolist() == [0, 1, 2, 3, 4, 6]
 
 
-def test_a_network_that_is_all_head_trains_alone_and_the_run_says_so():
+def test_network_that_is_all_head_trains_alone_and_the_run_says_so():
     session, local = session_of("method=fedper"), session_of("method=local")  # an mlp
     reports, alone = run(session, 3), run(local, 3)
     mine, theirs = checkpoint_of(session).clients, checkpoint_of(local).clients
@@ -85,7 +85,7 @@ def test_nothing_private_is_fedavg_and_the_run_says_so(monkeypatch):
     assert "fedper keeps nothing private" in reports[0].events[0]
 
 
-def test_the_first_backbone_is_that_of_fedavg_and_the_first_head_stays():
+def test_first_backbone_is_that_of_fedavg_and_the_first_head_stays():
     session = session_of("method=fedper", "fedper.layers=1", *SKEWED)
     fedavg = session_of("method=fedavg", *SKEWED)
     start = session.server.method.base.model
@@ -118,7 +118,7 @@ def test_private_heads_serve_skewed_clients_better_than_one_for_all():
     assert ours.metrics["micro_accuracy"] > theirs.metrics["micro_accuracy"] + 0.1
 
 
-def test_the_head_of_the_network_is_private_by_default():
+def test_head_of_the_network_is_private_by_default():
     session = session_of("method=fedper", "model=cnn_digits", "clients=4")
     report = session.run_round(1)
     start = session.fleet.initial(1)[0]
@@ -127,7 +127,7 @@ def test_the_head_of_the_network_is_private_by_default():
     assert report.events == []
 
 
-def test_a_client_that_never_took_part_trains_a_head_before_it_predicts():
+def test_client_that_never_took_part_trains_a_head_before_it_predicts():
     fleet = scalar_fleet(TWO, lr=0.1, model=composed(ModelSettings)(name="mlp", hidden=[1]))
     fedper = method_of("fedper", fleet, options={"fedper": FedPerOptions(layers=1, unseen_rounds=1)}).base
     fedper.model = np.float32([1.0, 0.0, 1.0, 0.0])
@@ -147,7 +147,7 @@ def test_a_client_that_never_took_part_trains_a_head_before_it_predicts():
     assert not [key for key in fleet.snapshot()[0][1] if "new head" in key]
 
 
-def test_a_head_trained_for_a_new_client_is_far_better_than_the_first_one():
+def test_head_trained_for_a_new_client_is_far_better_than_the_first_one():
     settings = (
         "method=fedper",
         "fedper.layers=1",
@@ -180,7 +180,7 @@ def test_without_such_a_training_it_has_the_first_head_on_the_current_backbone()
         assert same == (client not in seen)
 
 
-def test_a_client_that_blows_up_keeps_no_head_and_is_not_averaged():
+def test_client_that_blows_up_keeps_no_head_and_is_not_averaged():
     fleet, fedper = two_layers([[(1.0, 2.0)], [(1e30, 1.0)]])
     fedper.base.round(fleet)
     fleet.commit()
@@ -189,7 +189,7 @@ def test_a_client_that_blows_up_keeps_no_head_and_is_not_averaged():
 
 
 def test_matched_averaging_is_refused():
-    with pytest.raises(UserError, match="matched"):
+    with refused("aggregation", says="method=fedper", rule="matched"):
         method_of("fedper", scalar_fleet(TWO), aggregation=AggregationSettings(name="matched"))
 
 
@@ -202,5 +202,5 @@ def test_no_two_models_share_storage():
     assert not any(np.shares_memory(a, b) for i, a in enumerate(models) for b in models[:i])
 
 
-def test_the_same_bits_everywhere():
+def test_same_bits_everywhere():
     assert_same_bits_everywhere("method=fedper", "fedper.layers=1")

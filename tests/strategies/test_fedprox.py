@@ -34,7 +34,7 @@ def test_mu_zero_has_the_bits_of_fedavg():
     assert outcome(plain, run(plain, 3)) == outcome(prox, run(prox, 3))
 
 
-def test_a_larger_mu_keeps_clients_closer():
+def test_larger_mu_keeps_clients_closer():
     away = []
     for mu in (0.0, 0.5, 5.0):
         session = session_of("method=fedprox", f"fedprox.mu={mu}", "local.momentum=0", "local.steps=8")
@@ -45,7 +45,7 @@ def test_a_larger_mu_keeps_clients_closer():
     assert away[0] > away[1] > away[2]
 
 
-def test_the_gradient_of_the_penalty_is_its_finite_difference():
+def test_gradient_of_the_penalty_is_its_finite_difference():
     theta = torch.linspace(-1, 2, 5, dtype=torch.float64).requires_grad_()
     anchor = {"anchor": torch.linspace(3, 0, 5, dtype=torch.float64)}
     penalty = Proximal(0.7, np.zeros(5, np.float32))

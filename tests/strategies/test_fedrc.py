@@ -66,7 +66,7 @@ def test_shares_are_of_all_clients_and_an_empty_cluster_has_even_ones():
     assert label_shares([np.zeros((2, 0))]) is None
 
 
-def test_a_regression_is_fedem():
+def test_regression_is_fedem():
     samples = [[(1.0, 2.0), (1.0, 3.0)], [(1.0, -2.0)]]
     values = {}
     for method in ("fedrc", "fedem"):
@@ -87,7 +87,7 @@ def test_one_cluster_is_fedavg():
     assert digest(reports[-1].clients["accuracy"]) == digest(plain[-1].clients["accuracy"])
 
 
-def test_the_first_round_is_fedems_and_the_next_is_not():
+def test_first_round_is_fedems_and_the_next_is_not():
     rc, em = (session_of(f"method={name}", "partition=dirichlet", "partition.alpha=0.3", "data.rotations=1")
               for name in ("fedrc", "fedem"))  # fmt: skip
     run(rc, 1), run(em, 1)

@@ -64,6 +64,15 @@ def test_fedrep_head_steps_and_layers_change_the_numbers():
     assert not any(np.array_equal(a, b) for i, a in enumerate(ends) for b in ends[:i])
 
 
+def test_fedrep_whose_network_is_all_head_is_local_training():
+    same = (*SKEWED, "local.batch=2000", "local.momentum=0")  # whole batches: both phases draw their own
+    fedrep, local = session_of("method=fedrep", *same), session_of("method=local", *same)
+    run(fedrep, 2), run(local, 2)
+    own, alone = checkpoint_of(fedrep).clients, checkpoint_of(local).clients
+    for client, state in own.items():
+        assert np.allclose(state["model/personal"], alone[client]["model/model"], rtol=0, atol=1e-6)
+
+
 def test_fedrep_weight_decay_leaves_what_is_held_still():
     session = session_of("method=fedrep", *SKEWED, LAST, "fedrep.head_steps=0", "local.weight_decay=0.1")
     start, columns = session.server.method.base.model, heads(session)

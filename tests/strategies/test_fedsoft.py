@@ -67,7 +67,7 @@ def test_two_rounds_by_hand():
     assert fedsoft.base.mixture == pytest.approx(np.array([[1 / 3, 2 / 3], [1.0, 1e-4]]))
 
 
-def test_a_drawn_centre_is_the_plain_mean_of_its_clients_and_each_client_trains_once():
+def test_drawn_centre_is_the_plain_mean_of_its_clients_and_each_client_trains_once():
     # Client 0 is all for centre 1, clients 1 and 2 all for centre 0: with a tiny sigma the draw is no chance.
     fleet = scalar_fleet([[(1.0, 2.0)], [(1.0, -2.0)] * 3, [(1.0, -4.0)]], lr=0.1)
     fedsoft = fedsoft_of(fleet, select=1, sigma=1e-12, lam=0.0)
@@ -85,7 +85,7 @@ def test_a_drawn_centre_is_the_plain_mean_of_its_clients_and_each_client_trains_
 
 
 @pytest.mark.parametrize("select", [0, 3])
-def test_a_median_takes_the_drawn_clients_or_those_that_weigh_the_centre_most(select):
+def test_median_takes_the_drawn_clients_or_those_that_weigh_the_centre_most(select):
     # Clients 0 to 2 are all for centre 0, client 3 for centre 1; a step of 0.1 from 0 goes to 0.2 y.
     fleet = scalar_fleet([[(1.0, -1.0)], [(1.0, -2.0)], [(1.0, -90.0)], [(1.0, 5.0)]], lr=0.1)
     fedsoft = method_of(
@@ -191,7 +191,7 @@ def test_every_option_changes_the_numbers(option):
     assert found[0] != pytest.approx(found[1], rel=1e-6)
 
 
-def test_the_gradient_of_the_penalty_is_its_finite_difference():
+def test_gradient_of_the_penalty_is_its_finite_difference():
     theta = torch.linspace(-1, 2, 5, dtype=torch.float64).requires_grad_()
     centres = torch.stack([torch.linspace(3, 0, 5), torch.ones(5)]).double()
     anchors = {"centres": centres, "importance": torch.tensor([0.2, 0.9], dtype=torch.float64)}
@@ -209,7 +209,7 @@ def test_the_gradient_of_the_penalty_is_its_finite_difference():
     assert float(gradient.abs().min()) > 0
 
 
-def test_the_mixture_of_the_centres_is_a_weighted_mean():
+def test_mixture_of_the_centres_is_a_weighted_mean():
     fleet = scalar_fleet([[(1.0, 0.0)], [(1.0, 0.0)]], lr=0.1)
     centres = Models(np.float32([[1.0], [5.0]]))
     theta = fleet.train(start=Mixture(centres, np.array([[1.0, 1.0], [0.0, 1.0]])))
@@ -233,7 +233,7 @@ def test_no_two_clients_or_centres_share_a_model():
     assert not any(np.shares_memory(a, b) for i, a in enumerate(values) for b in values[:i])
 
 
-def test_a_centre_that_no_sample_prefers_draws_by_size_and_says_so(monkeypatch):
+def test_centre_that_no_sample_prefers_draws_by_size_and_says_so(monkeypatch):
     fleet, seen = scalar_fleet(TWO), []
     fedsoft = fedsoft_of(fleet, centres=(0.0, 500.0))
     monkeypatch.setattr(fedsoft.base, "draw", lambda v: seen.append(v) or v)
@@ -251,7 +251,7 @@ def test_drawing_more_clients_than_there_are_weighs_everyone_and_says_so():
     assert not any("covers all" in event for event in [*first[0].events, *second[1].events])
 
 
-def test_a_client_that_blows_up_feeds_no_centre_and_predicts_with_one():
+def test_client_that_blows_up_feeds_no_centre_and_predicts_with_one():
     fleet = scalar_fleet([*TWO, [(1e25, 1.0)]], lr=0.1)
     fedsoft = fedsoft_of(fleet)
     a_round(fedsoft, fleet)
@@ -278,7 +278,7 @@ def test_clients_never_seen_predict_with_the_centre_of_largest_weight():
     assert np.isnan(strategy.base.mixture[~seen]).all()  # measured for the moment only
 
 
-def test_a_client_that_comes_between_two_estimations_is_asked_at_once():
+def test_client_that_comes_between_two_estimations_is_asked_at_once():
     session = session_of("method=fedsoft", "participation.fraction=0.5", "fedsoft.tau=4", "fedsoft.select=2")
     session.run_round(1)
     before = session.server.method.base.mixture.copy()
@@ -289,7 +289,7 @@ def test_a_client_that_comes_between_two_estimations_is_asked_at_once():
 
 
 @pytest.mark.parametrize(("draws", "seeds"), [("fedsoft.select=6", (0, 1, 2)), ("fedsoft.select=0", (0,))])
-def test_the_importance_weights_approach_the_true_mixture(draws, seeds):
+def test_importance_weights_approach_the_true_mixture(draws, seeds):
     # FedSoft's 10:90 split on its synthetic data, 10 clients of 60 samples, lr 0.05, 8 steps of 20 samples.
     truth, errors = ten_ninety(10), []
     for seed in seeds:
@@ -307,7 +307,7 @@ def test_the_importance_weights_approach_the_true_mixture(draws, seeds):
     assert max(errors) < 0.08
 
 
-def test_the_layout_and_a_restore_do_not_matter():
+def test_layout_and_a_restore_do_not_matter():
     settings = (
         "method=fedsoft",
         "fedsoft.select=3",

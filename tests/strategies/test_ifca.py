@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from archipelago.core.errors import ClientFailure, UserError
+from archipelago.core.errors import ClientFailure
 from archipelago.strategies.ifca import IFCAOptions
 from archipelago.strategies.references import Models
+from tests.support.errors import refused
 from tests.support.experiments import digest, run, session_of
 from tests.support.scalar import method_of, scalar_fleet
 
@@ -27,7 +28,7 @@ def test_one_round_by_hand():
     assert ifca.report["clustering_objective"] == pytest.approx(1.75, rel=1e-6)
 
 
-def test_an_empty_cluster_keeps_its_model():
+def test_empty_cluster_keeps_its_model():
     fleet = scalar_fleet(THREE[:2], lr=0.1)
     ifca = method_of("ifca", fleet, clusters=2)
     ifca.base.clusters = Models(np.float32([[-50.0], [1.0]]))
@@ -113,13 +114,13 @@ def test_initialisations_and_the_shared_backbone():
     assert not np.array_equal(values[0, spec.columns("head")], values[1, spec.columns("head")])
 
 
-def test_a_backbone_that_is_not_there_cannot_be_shared():
+def test_backbone_that_is_not_there_cannot_be_shared():
     fleet = scalar_fleet(THREE)
-    with pytest.raises(UserError, match=r"a backbone for ifca\.share_backbone=true"):
+    with refused("needs-backbone", says="ifca.share_backbone=true", setting="ifca.share_backbone"):
         method_of("ifca", fleet, clusters=2, options={"ifca": IFCAOptions(share_backbone=True)})
 
 
-def test_an_empty_cluster_and_a_collapse_are_reported_once():
+def test_empty_cluster_and_a_collapse_are_reported_once():
     session = session_of("method=ifca")
     strategy = session.server.method
     far = strategy.base.clusters.values.copy()
@@ -133,12 +134,12 @@ def test_an_empty_cluster_and_a_collapse_are_reported_once():
 
 
 def test_matched_averaging_is_refused_with_a_common_backbone():
-    with pytest.raises(UserError, match=r"with ifca\.share_backbone=true, got matched"):
+    with refused("aggregation", says="ifca.share_backbone=true", rule="matched"):
         session_of("method=ifca", "ifca.share_backbone=true", "aggregation=matched", "model=cnn_digits")
 
 
 @pytest.mark.parametrize("setting", ["drop", "stop"])
-def test_a_client_whose_loss_is_not_finite_under_any_model_is_dropped_by_name(setting):
+def test_client_whose_loss_is_not_finite_under_any_model_is_dropped_by_name(setting):
     """Its batch may miss the one extreme sample: trained on the others, its model would be averaged in silence."""
     fleet = scalar_fleet([[(1.0, 1.0)], [(1.0, 2.0), (1e30, 1.0)], [(1.0, 3.0)]])
     fleet.not_finite = setting

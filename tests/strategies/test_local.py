@@ -31,7 +31,7 @@ def test_no_two_clients_share_a_model_and_the_server_keeps_the_start():
     assert np.array_equal(session.server.method.base.start, start)
 
 
-def test_a_client_that_has_not_trained_predicts_with_the_common_start():
+def test_client_that_has_not_trained_predicts_with_the_common_start():
     session = session_of("method=local", "participation.fraction=0.25")
     report = session.run_round(1)
     assert report.metrics["participants"] == 2

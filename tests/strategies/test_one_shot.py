@@ -112,7 +112,7 @@ def test_ground_truth_rotations_are_found_at_once(method, more):
     assert report.metrics["ari"] == 1.0 and report.metrics["silhouette"] > 0.2
 
 
-def test_the_number_of_clusters_is_found_where_a_distance_is_given():
+def test_number_of_clusters_is_found_where_a_distance_is_given():
     # Angles inside a group are 3 to 6.3 degrees (seeds 0 to 2), across groups 9.2 to 66.
     report = run(
         session_of("method=pacfl", "pacfl.cut=8", *GOOD[:1], *GOOD[2:], "clusters=10", "rounds=1"), 1
@@ -130,8 +130,8 @@ def test_pacfl_needs_labels_to_tell_swapped_ones():
 
 CHANGES = (
     "pacfl.vectors=1", "pacfl.measure=sum", "pacfl.cut=40", "pacfl.linkage=complete", "pacfl.clustering=affinity",
-    "flhc.before=0", "flhc.distance=cosine", "flhc.linkage=single", "flhc.cut=0.2", "flhc.clustering=affinity",
-    "fedclust.features=parameters", "fedclust.linkage=single", "fedclust.distance=cosine", "fedclust.cut=0.1",
+    "flhc.before=0", "flhc.distance=cosine", "flhc.linkage=single", "flhc.cut=0.8", "flhc.clustering=kmeans",
+    "fedclust.features=parameters", "fedclust.distance=cosine", "fedclust.cut=0.1",
     "fedclust.clustering=affinity",
 )  # fmt: skip
 DIVIDED = (
@@ -155,11 +155,18 @@ def test_options_reach_the_numbers(change):
     assert digest(run(session_of(f"method={method}", *DIVIDED, change), 4)) != undisturbed(method)
 
 
+def test_linkage_of_fedclust_reaches_the_numbers():
+    found = [run(session_of("method=fedclust", *DIVIDED, "seed=1", f"fedclust.linkage={linkage}"), 1)
+             for linkage in ("average", "complete")]  # fmt: skip
+    assert digest(found[0]) != digest(found[1])
+
+
 @pytest.mark.parametrize("options", [FLHCOptions, FedClustOptions, PACFLOptions])
 def test_every_option_is_among_the_changes(options):
     named = {change.partition("=")[0].partition(".")[2] for change in CHANGES
              if change.startswith(options.__name__.removesuffix("Options").lower())}  # fmt: skip
-    apart = {"by_class"} & {each.name for each in fields(options)}  # has a test of its own
+    apart = {"linkage"} if options is FedClustOptions else {"by_class"}  # have tests of their own
+    apart &= {each.name for each in fields(options)}
     assert named | apart == {each.name for each in fields(options)}
 
 

@@ -20,7 +20,7 @@ from archipelago.strategies.parameters import (
 )
 
 
-def test_the_weighted_mean_of_two_models_is_what_a_pencil_gives():
+def test_weighted_mean_of_two_models_is_what_a_pencil_gives():
     models = [np.float32([1.0, -2.0, 0.5]), np.float32([3.0, 2.0, 0.5])]
     mean = weighted_sums(models, normalised_rows([[1, 3]]))
     # (1 + 3*3)/4, (-2 + 3*2)/4, 0.5
@@ -59,7 +59,7 @@ def test_sums_cannot_overflow_and_refuse_what_is_not_finite():
         fixed_point_exponents(np.array([[1.0]]), [np.inf])
 
 
-def test_an_empty_row_stays_zero_and_minus_one_feeds_nobody():
+def test_empty_row_stays_zero_and_minus_one_feeds_nobody():
     matrix = one_hot([0, -1, 0], 2, [1.0, 5.0, 3.0])
     assert matrix.tolist() == [[1.0, 0.0, 3.0], [0.0, 0.0, 0.0]]
     assert normalised_rows(matrix)[1].tolist() == [0.0, 0.0, 0.0]

@@ -145,7 +145,7 @@ def test_one_cluster_without_trimming_is_fedavg_with_equal_weights():
     assert np.abs(found - expected).max() < 1e-6
 
 
-def test_a_client_that_does_not_arrive_moves_nothing_and_keeps_its_cluster():
+def test_client_that_does_not_arrive_moves_nothing_and_keeps_its_cluster():
     fleet = scalar_fleet([*SEVEN[:6], [(1.0, float("inf"))]], lr=0.1)
     robust = method_of("robust", fleet, clusters=2, options={"robust": RobustOptions(outliers=0.0)})
     robust.base.clusters = Models(np.zeros((2, 1), np.float32))
@@ -168,7 +168,7 @@ def test_fewer_distinct_models_than_clusters_are_an_event():
 # --- experiments ------------------------------------------------------------------------------------------
 
 
-def test_the_same_bits_in_any_layout_and_after_a_restore():
+def test_same_bits_in_any_layout_and_after_a_restore():
     settings = ("method=robust", "participation.fraction=0.75", "participation.dropouts=0.2")
     whole = session_of(*settings)
     expected = outcome(whole, run(whole, 4))
@@ -196,7 +196,7 @@ def deliver_random_weights(session, clients, scale):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_fifth_of_clients_with_random_weights_ruins_fesem_and_not_robust(seed):
+def test_fifth_of_clients_with_random_weights_ruins_fesem_and_not_robust(seed):
     # Two groups of digits (upright, turned) of ten clients, two of each faulty; lr 0.1 and ten steps of a 32-unit MLP
     # let eight rounds learn. Accuracy of honest clients over seeds 0 to 4, by the spread of the noise (weights of
     # a trained model have 0.2): at 1, FeSEM 0.71 to 0.81 and Robust 0.95 to 0.97; at 3, FeSEM 0.30 to 0.43,

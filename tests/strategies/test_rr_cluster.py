@@ -57,7 +57,7 @@ def test_too_few_clients_are_shared_out_and_that_is_said():
 
 
 @pytest.mark.parametrize("base", ["ifca", "fesem", "pacfl"])
-def test_a_minimum_of_one_changes_nothing_where_no_cluster_is_empty(base):
+def test_minimum_of_one_changes_nothing_where_no_cluster_is_empty(base):
     settings = ("clients=8", "clusters=2", "data.rotations=2", "rounds=2", "seed=1")
     plain, added = (
         session_of(f"method={base}", *settings),
@@ -76,6 +76,18 @@ def test_epsilon_is_smaller_where_no_cluster_is_small():
     added = run(session_of("method=oracle+rr_cluster", *settings), 4)
     assert sum(report.metrics["rebalanced"] for report in added) > 0
     assert added[-1].metrics["epsilon"] < 0.9 * alone[-1].metrics["epsilon"]
+
+
+def test_groups_are_found_although_some_of_their_clients_train_other_models():
+    """Ground truth: five, three and two clients that want 10, -10 and 30; B = 3 is more than the last group has."""
+    fleet = scalar_fleet([[(1.0, y)] for y in (10.0,) * 5 + (-10.0,) * 3 + (30.0,) * 2], lr=0.1)
+    method = method_of("ifca+rr_cluster", fleet, clusters=3)
+    method.base.clusters = Models(np.float32([[1.0], [-1.0], [20.0]]))
+    for number in range(1, 9):
+        fleet.begin(number)
+        method.round(fleet, number)
+        assert method.report["rebalanced"] >= 1
+    assert method.base.assignment.tolist() == [0] * 5 + [1] * 3 + [2] * 2
 
 
 def test_min_size_reaches_the_numbers_in_any_layout():

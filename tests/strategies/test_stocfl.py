@@ -103,7 +103,7 @@ def test_options_reach_the_numbers(change):
     assert digest(run(session_of(*setting), 2)) != digest(run(session_of(*setting, change), 2))
 
 
-def test_a_new_client_like_no_cluster_predicts_with_the_global_model():
+def test_new_client_like_no_cluster_predicts_with_the_global_model():
     """Clients that want 90 and 80 are a cluster; one that wants 70 is like them (cosine 1), -60 is not."""
     fleet = scalar_fleet([[(1.0, 90.0)], [(1.0, 80.0)], [(1.0, 70.0)], [(1.0, -60.0)]], lr=0.1)
     stocfl = method_of("stocfl", fleet, clusters=3)

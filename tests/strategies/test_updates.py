@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from archipelago.core.errors import UserError
 from archipelago.strategies.privacy import PrivacyBudget
 from archipelago.strategies.update_compression import Quantise, QuantiseOptions, TopK, TopKOptions
 from archipelago.strategies.update_privacy import Clip, ClipOptions, Gaussian, GaussianOptions
 from archipelago.strategies.updates import TRANSFORMS, Message, Pipeline, Sender, Transform
+from tests.support.errors import mistake
 from tests.support.experiments import checkpoint_of, config_of, outcome, run, session_of
 
 SCATTERED = [[7, 0, 3], [5, 1], [2, 6, 4]]
@@ -211,13 +211,21 @@ def test_attackers_are_drawn_with_the_seed_and_recorded() -> None:
 
 
 def test_updates_that_make_no_sense_are_refused() -> None:
-    for wrong, said in (
-        (("update=[gaussian]",), "clip before gaussian"), (("update=[quantise,topk]",), "'quantise' last"),
-        (("update=[clip,clip]",), "twice"), (("update=[clop]",), "clip"), (("update.bits=4",), "update.bits"),
-        (("attack=alie",), "participation.attackers"), (("attack.scale=2",), "participation.attackers"),
-        (("method=local", "update=[clip]"), "send models"),
-    ):  # fmt: skip
-        with pytest.raises(UserError, match=said):
+    attackers = "participation.attackers"
+    for wrong, expected in (
+        (("update=[gaussian]",), mistake("wrong-order", says="[clip,gaussian]", setting="update")),
+        (
+            ("update=[quantise,topk]",),
+            mistake("wrong-order", says=("'quantise'", "'topk'"), setting="update"),
+        ),
+        (("update=[clip,clip]",), mistake("given-twice", setting="update", given="clip")),
+        (("update=[clop]",), mistake("unknown-name", kind="update transform", name="clop", nearest="clip")),
+        (("update.bits=4",), mistake("unread", says="quantise", setting="update.bits")),
+        (("attack=alie",), mistake("unread", says=attackers, setting="attack.name")),
+        (("attack.scale=2",), mistake("unread", says=attackers, setting="attack.scale")),
+        (("method=local", "update=[clip]"), mistake("unread", says="local", setting="update.transforms")),
+    ):
+        with expected():
             config_of(*wrong)
 
 

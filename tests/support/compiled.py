@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,6 +61,9 @@ class Bench:
             x if raw != "floats" else x.astype(np.float32), y, mean=mean, std=std, classes=classes, **options
         )
         self.engine = make_engine("compiled", self.model, self.samples)
+        self.logits = 0.0  # the largest output of the last step in double precision
+        self.exact.register_forward_hook(self._note_logits)
+        self.largest = 0.0  # gradient of the last step in double precision, before it was limited
 
     def job(self, batches: list[int], **extra: Any) -> TrainJob:
         """Batches of these sizes; parameters are moved a little, so that biases and scales are not 0 and 1."""
@@ -73,12 +77,41 @@ class Bench:
             0, start, [rng.choice(count, size, replace=False) for size in batches], seed=0, **extra
         )
 
+    def _note_logits(self, module: nn.Module, given: Any, outputs: torch.Tensor) -> None:
+        self.logits = float(outputs.detach().abs().max())
+
     def _limit(self, parameters: list[nn.Parameter]) -> None:
         recipe = self.model.recipe
         if recipe.clip is not None and recipe.clip_by == "value":
             nn.utils.clip_grad_value_(parameters, recipe.clip)
         elif recipe.clip is not None:
             nn.utils.clip_grad_norm_(parameters, recipe.clip)
+
+    def sensitivity(self) -> tuple[float, float]:
+        """How much rounding of the last step's largest gradient grows in (the model, the optimizer's state).
+
+        Gradients that are clipped one by one shrink and their rounding does not; Adam divides a small gradient by
+        hardly more than its epsilon, and with it the rounding that the large ones left there.
+        """
+        recipe, (group,) = self.model.recipe, self.model.optimizer.param_groups
+        reached, state = self.largest, 1.0
+        if recipe.clip is not None and recipe.clip_by == "value":
+            state = max(1.0, self.largest / recipe.clip)
+            reached = min(self.largest, recipe.clip)
+        return state * (max(1.0, reached / group["eps"]) if "eps" in group else 1.0), state
+
+    def moved_by_adam(self, start: np.ndarray, state: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Where Adam with this state takes parameters, in double precision."""
+        (group,) = self.model.optimizer.param_groups
+        moved = start.astype(np.float64)
+        for number, entry in enumerate(e for e in self.model.spec.entries if e.kind == "parameter"):
+            mean, square = (
+                np.ravel(state[f"{number}.{name}"]).astype(np.float64) for name in ("exp_avg", "exp_avg_sq")
+            )
+            first, second = (1 - beta ** float(state[f"{number}.step"]) for beta in group["betas"])
+            size = np.sqrt(square / second) + group["eps"]
+            moved[entry.start : entry.stop] -= group["lr"] / first * mean / size
+        return moved[: self.model.spec.parameters]
 
     def in_float64(self, job: TrainJob) -> TrainResult:
         """The job by torch in double precision."""
@@ -105,6 +138,7 @@ class Bench:
             optimizer.zero_grad()
             value = objective(module, (x.double(), y), step)
             value.backward()
+            self.largest = max(float(p.grad.abs().max()) for p in parameters if p.grad is not None)
             self._limit(parameters)
             optimizer.step()
             total += float(value.detach())
@@ -123,8 +157,13 @@ def doubled(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: each.double() if each.is_floating_point() else each for name, each in tensors.items()}
 
 
-def errors(found: TrainResult, exact: TrainResult, start: np.ndarray) -> tuple[float, float, float]:
-    """(of what moved, of the optimizer's state, of the objective), each relative to its largest number."""
+def errors(
+    found: TrainResult, exact: TrainResult, start: np.ndarray, logits: float = 0.0
+) -> tuple[float, float, float]:
+    """(of what moved, of the optimizer's state, of the objective), each relative to its largest number.
+
+    A loss is a difference of logits: where they are large and it is small, it is as exact as they are.
+    """
     moved = np.abs(exact.model - start).max()
     worst = 0.0
     assert found.optimizer_state.keys() == exact.optimizer_state.keys()
@@ -135,36 +174,71 @@ def errors(found: TrainResult, exact: TrainResult, start: np.ndarray) -> tuple[f
         for key in keys:
             away = np.abs(found.optimizer_state[key] - exact.optimizer_state[key]).max()
             worst = max(worst, away / largest)
-    objective = abs(found.objective - exact.objective) / max(abs(exact.objective), 1e-3)
+    objective = abs(found.objective - exact.objective) / max(abs(exact.objective), 0.1 * logits, 1e-3)
     return float(np.abs(found.model - exact.model).max() / moved), float(worst), objective
 
 
+@dataclasses.dataclass(frozen=True)
+class Tie:
+    """A window of a max-pool, or an argument of a ReLU, that is decided by less than float32 can tell."""
+
+    call: int  # which pool or ReLU of a forward pass
+    place: int  # of the number that decides, in the flat input
+    bump: float  # what added to it decides otherwise
+
+
 @contextmanager
-def counted_ties(within: float = 2e-6) -> Iterator[list[int]]:
-    """How many windows of max-pools and arguments of ReLUs are nearer to a tie than float32 can tell."""
-    counts: list[int] = []
-    pool, relu = F.max_pool2d, F.relu
+def ties_noted(turned: Collection[Tie] = (), within: float = 2e-6) -> Iterator[list[Tie]]:
+    """The ties of a forward pass; those of `turned` are decided the other way."""
+    found: list[Tie] = []
+    pool, relu, calls = F.max_pool2d, F.relu, itertools.count()
 
-    def counting_pool(x: torch.Tensor, kernel_size: Any, *rest: Any, **named: Any) -> torch.Tensor:
-        kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
+    def note(call: int, x: torch.Tensor, places: torch.Tensor, bumps: torch.Tensor) -> torch.Tensor:
+        found.extend(
+            Tie(call, place, bump) for place, bump in zip(places.tolist(), bumps.tolist(), strict=True)
+        )
+        mine = [tie for tie in turned if tie.call == call]
+        if not mine:
+            return x
+        moved = torch.zeros(x.numel(), dtype=x.dtype)
+        for tie in mine:
+            moved[tie.place] = tie.bump
+        return x + moved.view_as(x)
+
+    def noting_pool(x: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+                    *rest: Any, **named: Any) -> torch.Tensor:  # fmt: skip
+        kernel, step, pad = pair(kernel_size), pair(stride or kernel_size), pair(padding)
         if kernel[0] * kernel[1] > 1:
-            high, wide = kernel[0] - 1, kernel[1] - 1  # windows may hang over the edge
-            around = F.pad(x.detach(), (wide, wide, high, high), value=-math.inf)
-            windows = around.unfold(2, kernel[0], 1).unfold(3, kernel[1], 1).flatten(4)
-            two = windows.topk(2, dim=-1).values
-            counts.append(int((two[..., 0] - two[..., 1] < within * x.detach().abs().max()).sum()))
-        return pool(x, kernel_size, *rest, **named)
+            seen, (height, width) = x.detach(), x.shape[2:]
+            rows, columns = pool(seen, kernel_size, stride, padding, *rest, **named).shape[2:]
+            around = F.pad(seen, (pad[1], pad[1] + kernel[1], pad[0], pad[0] + kernel[0]), value=-math.inf)
+            windows = around.unfold(2, kernel[0], step[0]).unfold(3, kernel[1], step[1])
+            two = windows[:, :, :rows, :columns].flatten(4).topk(2, dim=-1)
+            gap = two.values[..., 0] - two.values[..., 1]
+            near = (gap > 0) & (gap < within * seen.abs().max())
+            sample, channel, row, column = near.nonzero(as_tuple=True)
+            winner = two.indices[..., 0][near]
+            y = row * step[0] - pad[0] + winner // kernel[1]
+            at = column * step[1] - pad[1] + winner % kernel[1]
+            places = ((sample * x.shape[1] + channel) * height + y) * width + at
+            x = note(next(calls), x, places, -2 * gap[near])
+        return pool(x, kernel_size, stride, padding, *rest, **named)
 
-    def counting_relu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
-        seen = x.detach()
-        counts.append(int(((seen.abs() < within * seen.abs().max()) & (seen != 0)).sum()))
-        return relu(x, inplace)
+    def noting_relu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+        seen = x.detach().reshape(-1)
+        places = ((seen.abs() < within * seen.abs().max()) & (seen != 0)).nonzero()[:, 0]
+        return relu(note(next(calls), x, places, -2 * seen[places]))
 
-    F.max_pool2d, F.relu = counting_pool, counting_relu
+    F.max_pool2d, F.relu = noting_pool, noting_relu
     try:
-        yield counts
+        yield found
     finally:
         F.max_pool2d, F.relu = pool, relu
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """What torch takes as one number or two."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def network(name: str, shape: tuple[int, ...], classes: int | None, **options: Any) -> Any:

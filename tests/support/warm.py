@@ -11,6 +11,7 @@ memory limit. Each costs milliseconds, and nothing that one does to its process 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -248,4 +249,6 @@ if __name__ == "__main__":
     spoken = os.fdopen(os.dup(1), "w")  # the pipe; whatever imports print goes elsewhere
     os.dup2(2, 1)
     _imported()
+    gc.collect()
+    gc.freeze()  # else the first collection of each child copies every page of what is imported
     _Server(Path(sys.argv[1]), spoken).serve()

@@ -46,7 +46,7 @@ def job_names(head: Head) -> list[str]:
         return [str((job["metadata"] or {}).get("job_name")) for job in json.load(answer)]
 
 
-def test_a_lost_node_s_trials_are_finished_on_another(head: Head, tmp_path: Path) -> None:
+def test_lost_node_s_trials_are_finished_on_another(head: Head, tmp_path: Path) -> None:
     log = tmp_path / "log"
     storage = tmp_path / "shared"
     storage.mkdir()
@@ -78,7 +78,7 @@ def test_a_lost_node_s_trials_are_finished_on_another(head: Head, tmp_path: Path
     assert_equal_sweeps(storage / "lost", run_sweep(whole, str(tmp_path / "whole"), quiet=True))
 
 
-def test_a_lost_node_s_actors_find_another_place(head: Head, tmp_path: Path) -> None:
+def test_lost_node_s_actors_find_another_place(head: Head, tmp_path: Path) -> None:
     """A trial with client actors, on the only node that holds them; another node comes when that one is gone."""
     log, storage, few = (
         tmp_path / "log",
@@ -126,7 +126,7 @@ def test_nodes_without_shared_storage_are_reported_before_anything_starts(head: 
             assert not list((storage / "none").rglob("*"))  # the name is free for the same command elsewhere
 
 
-def test_a_sweep_as_a_ray_job(head: Head, tmp_path: Path) -> None:
+def test_sweep_as_a_ray_job(head: Head, tmp_path: Path) -> None:
     done = head.call(
         "ray", "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--",
         "python", "-m", "platform.launch", *settings_of(*SWEEP), f"storage={tmp_path}", "name=job",

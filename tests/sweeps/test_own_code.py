@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from archipelago import open_run
-from archipelago.core.errors import UserError
 from archipelago.runs.sweeps import sweep_trials
 from archipelago.sweeps.config import load_sweep
 from archipelago.sweeps.directory import SweepDirectory
@@ -211,7 +210,7 @@ def test_sampler_without_its_package_is_refused_before_ray_starts(monkeypatch: p
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     drawn = ["sweep.sampler=optuna", "sweep.sample.local.lr=uniform(0.1,0.2)", "partition.validation=0.2"]
-    with pytest.raises(UserError, match="Expected the package optuna"):
+    with refused("needs-package", package="optuna"):
         load_sweep(None, ["method=fedavg", *drawn], env={})
 
 

@@ -165,7 +165,7 @@ def test_actors_of_a_trial_are_in_its_placement_group_with_shares_of_a_gpu(
 
 @pytest.mark.full
 @pytest.mark.parametrize(("asked", "share"), [("0.25", 0.25), ("auto", 0.5)])
-def test_a_trial_in_a_process_of_its_own_reserves_its_share_of_a_gpu(
+def test_trial_in_a_process_of_its_own_reserves_its_share_of_a_gpu(
     ray_cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, share: float
 ) -> None:
     """Small trials have no actors; on nodes that only declare a GPU, they say that torch has none.
@@ -308,7 +308,7 @@ def curves(address: str | Path) -> dict[str, str]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("scheduler", ["asha", "median"])
-def test_a_scheduler_stops_trials_and_every_curve_is_the_undisturbed_one(
+def test_scheduler_stops_trials_and_every_curve_is_the_undisturbed_one(
     ray_cluster: Path, tmp_path: Path, scheduler: str
 ) -> None:
     # More trials than slots: whoever cannot be compared with others yet continues all the same.
@@ -502,7 +502,7 @@ def test_killed_sweep_with_a_sampler_and_a_scheduler_resumes(ray_cluster: Path, 
 
 
 @pytest.mark.full
-def test_the_tuning_command_of_the_documents(ray_cluster: Path, tmp_path: Path) -> None:
+def test_tuning_command_of_the_documents(ray_cluster: Path, tmp_path: Path) -> None:
     """On less work: fewer rounds and points; sampler, scheduler and everything else as in the file."""
     page = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
     (line,) = [line for line in page.splitlines() if line.startswith("archipelago") and "tuning.yaml" in line]

@@ -197,7 +197,7 @@ def _rows(text: str) -> dict[tuple[str, ...], dict[str, str]]:
 
 def table(warm: Warm, *runs: Path) -> str:
     """The table.csv of the report of undamaged runs."""
-    out = runs[0].parent / f"table-{len(runs)}"
+    out = runs[0].parent / "-".join(["table", *(run.name for run in runs)])
     if not out.exists():
         ended = warm(["report", *map(str, runs), f"out={out}", "figures=no"], runs[0].parent)
         assert ended.code == 0, ended.error

@@ -94,7 +94,7 @@ def test_full_disk_says_so_and_the_run_can_be_resumed(warm_process: Warm, tmp_pa
 
 
 @pytest.mark.full
-def test_a_small_disk_that_fills_up_says_so_and_the_run_can_be_resumed(
+def test_small_disk_that_fills_up_says_so_and_the_run_can_be_resumed(
     warm_process: Warm, tmp_path: Path
 ) -> None:
     disk = tmp_path / "runs"
@@ -124,7 +124,7 @@ def test_a_small_disk_that_fills_up_says_so_and_the_run_can_be_resumed(
 
 
 @pytest.mark.full
-def test_a_disk_that_is_really_full_says_so(warm_process: Warm, tmp_path: Path) -> None:
+def test_disk_that_is_really_full_says_so(warm_process: Warm, tmp_path: Path) -> None:
     """RLIMIT_FSIZE: no file may grow beyond a few thousand bytes, which the kernel answers with EFBIG."""
     script = tmp_path / "full.py"
     limits = "import resource, signal, sys\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

@@ -90,7 +90,10 @@ def _compiler() -> tuple[str, str]:
     for name in (os.environ.get("CC", ""), *COMPILERS):
         path = shutil.which(name) if name else None
         if path:
-            said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+            # A copy of the environment: this may be a thread, and another one may be changing it.
+            said = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, check=False, env=dict(os.environ)
+            )
             if said.returncode == 0:
                 return path, said.stdout.splitlines()[0] if said.stdout else name
     raise CannotBuild(f"there is no C compiler here ({', '.join(COMPILERS)})")
@@ -194,7 +197,9 @@ def _compiled(command: list[str], kept: Path) -> Path:
     handle, name = tempfile.mkstemp(dir=kept.parent, prefix=".building-", suffix=".so")
     os.close(handle)
     try:
-        done = subprocess.run([*command, "-o", name, "-lm"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, "-o", name, "-lm"], capture_output=True, text=True, check=False, env=dict(os.environ)
+        )
         if done.returncode != 0:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or [
                 f"code {done.returncode}"

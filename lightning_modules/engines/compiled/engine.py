@@ -36,7 +36,7 @@ from lightning_modules.samples import Samples
     "compiled",
     "kernels in C for small networks on CPU: the fastest there, not the bits of loop",
     default_on="cpu",
-    opt_in=True,  # until 0.4.0 (DECISIONS.md, B4): without this line `auto` takes it wherever it covers the network
+    opt_in=True,  # until 0.5.0 (DECISIONS.md, B4): without this line `auto` takes it wherever it covers the network
 )
 class CompiledEngine(Engine):
     """Steps in C where it covers the network, the loss and the optimizer; else the loop, and says so."""
