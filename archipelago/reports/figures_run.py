@@ -212,7 +212,7 @@ def client_cosines(run: RunFiles, beside: int = 1) -> list[Figure]:
 )
 def examples(run: RunFiles, beside: int = 1) -> list[Figure]:
     arrays, found, groups = run.arrays("records/examples.safetensors"), assignments(run), ground_truth(run)
-    if not arrays:
+    if not {"client", "images"} <= set(arrays):  # not there, or another file in its place
         return []
     owners = np.asarray(arrays["client"], np.int64)
     labels, words = np.zeros(int(owners.max()) + 1, np.int64), "all clients"

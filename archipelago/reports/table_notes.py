@@ -34,11 +34,11 @@ def notes_of(groups: Sequence[Group], rows: Sequence[TableRow], test: str, compa
         )
         notes.append(f"{LIFT} points above the first of them, on the same partitions.")
     if pairs := [cell.paired.pairs for cell in cells if cell.paired is not None]:
-        held = HELD.get(min(pairs))
-        few = f"; of {min(pairs)} pairs such an interval holds the true difference {held} times in 100"
+        held = [f"{HELD[n]} times in 100 of {n} pairs" for n in sorted(set(pairs)) if n in HELD]
+        few = f"; such an interval holds the true difference only {', '.join(held)}" if held else ""
         notes.append(
             f"{VS} difference to {compared}, paired over {over.partition(',')[0]}, with its {100 * LEVEL:.0f} % "
-            f"bootstrap interval and wins/losses{few if held else ''}."
+            f"bootstrap interval and wins/losses{few}."
         )
     if any(cell.p is not None for cell in cells):
         named = TESTS[test].format(over=over.partition(",")[0])

@@ -25,7 +25,15 @@ from archipelago.core.errors import UserError
 from archipelago.core.files import sync_folder, write_whole
 from archipelago.core.own_files import CHECKPOINT, UNFINISHED_CHECKPOINT, remove_own_files
 from archipelago.runs.identity import identity_of
-from archipelago.runs.trees import DamagedFile, read_entries, read_keys, read_tree, write_entries, write_tree
+from archipelago.runs.trees import (
+    DamagedFile,
+    read_checksum,
+    read_entries,
+    read_keys,
+    read_tree,
+    write_entries,
+    write_tree,
+)
 
 if TYPE_CHECKING:
     from archipelago.runs.directory import RunDirectory
@@ -77,6 +85,7 @@ class StoredParts(Mapping[str, Any]):
             self.identity: str | None = found.get("identity")
             self.round, self.tables = int(found["round"]), dict(found.get("tables") or {})
             shards = {name: ShardFacts(**facts) for name, facts in found.get("shards", {}).items()}
+            self._checksums = dict(found.get("checksums") or {})  # of the others; empty of an earlier version
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedFile(
                 f"Checkpoint {path} is damaged: its manifest cannot be read ({error})."
@@ -111,6 +120,8 @@ class StoredParts(Mapping[str, Any]):
         for name in self._names:
             file, facts = self._file(name), self._listed.get(name)
             if not _SHARD.fullmatch(name):
+                if self._checksums.get(name) not in (None, read_checksum(file)):
+                    raise _other_file(file)
                 self[name]
                 continue
             clients, checksum = read_keys(file)
@@ -120,7 +131,7 @@ class StoredParts(Mapping[str, Any]):
                     self[name]
                 continue
             if file.stat().st_size != facts.bytes or checksum != facts.checksum:
-                raise DamagedFile(f"{file} is damaged: it is not the file that the manifest names.")
+                raise _other_file(file)
             for client in facts.clients if deep else ():
                 read_entries(file, [client])
 
@@ -133,6 +144,10 @@ class StoredParts(Mapping[str, Any]):
     def states(self, clients: Iterable[int]) -> dict[int, Any]:
         """The states of some clients."""
         return read_states(self.path, self.shards_of(clients))
+
+
+def _other_file(file: Path) -> DamagedFile:
+    return DamagedFile(f"{file} is damaged: it is not the file that the manifest names.")
 
 
 def read_states(checkpoint: Path, shards: Mapping[str, list[int]]) -> dict[int, Any]:
@@ -225,12 +240,13 @@ class CheckpointWriter:
         building = final.with_name(f"{final.name}.tmp-{os.getpid()}{uuid.uuid4().int % 10**12:012d}")
         try:
             building.mkdir()
-            shards = _write_parts(building, parts)
+            shards, checksums = _write_parts(building, parts)
             identity = identity_of(self._folder.parent)
             manifest = {
                 "round": round,
                 "parts": sorted(parts),
                 "shards": shards,
+                "checksums": checksums,
                 "identity": identity,
                 "tables": tables,
             }
@@ -247,13 +263,14 @@ class CheckpointWriter:
                 remove_checkpoint(old)
 
 
-def _write_parts(folder: Path, parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Write all parts; returns what the manifest says about shards."""
+def _write_parts(folder: Path, parts: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Write all parts; returns what the manifest says about shards, and the checksums of the others."""
     files = {name: folder / f"{name}.safetensors" for name in parts}
     for name, part in parts.items():
         if hasattr(part, "begin"):  # all at once: others write them
             part.begin(files[name])
     facts: dict[str, ShardFacts] = {}
+    checksums: dict[str, str] = {}
     for name, part in parts.items():
         if hasattr(part, "begin"):
             facts[name] = part.finish(files[name])
@@ -262,10 +279,10 @@ def _write_parts(folder: Path, parts: Mapping[str, Any]) -> dict[str, dict[str, 
         if _SHARD.fullmatch(name):
             facts[name] = write_shard(files[name], tree)
         else:
-            write_tree(files[name], tree)
+            checksums[name] = write_tree(files[name], tree)
         del tree
     sync_folder(folder)
-    return {name: asdict(facts[name]) for name in sorted(facts)}
+    return {name: asdict(facts[name]) for name in sorted(facts)}, checksums
 
 
 def checkpoints(run: RunDirectory | str | Path) -> list[tuple[int, Path]]:

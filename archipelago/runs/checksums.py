@@ -1,9 +1,9 @@
 """Whether tables are as they were written: a file that reads well may have other numbers in it.
 
-A Parquet file carries the digest of its columns. Rows of a CSV file are chained: the digest of round n is that of
-round n - 1 and of the row, empty cells left out, so that a column that comes later changes none. The manifest of a
-checkpoint has the digest of the rows that it stands on, `identity.json` of a finished run those of all.
-Files from before have none, and are taken as they are.
+A Parquet file carries the digest of its columns, and its name in the run, so that another table is not taken for it.
+Rows of a CSV file are chained: the digest of round n is that of round n - 1 and of the row, empty cells left out, so
+that a column that comes later changes none. The manifest of a checkpoint has the digest of the rows that it stands on,
+`identity.json` of a finished run those of all. Files from before have none, and are taken as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from archipelago.core.files import check_regular
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_KEY = b"archipelago-digest"
+_KEY, _NAME = b"archipelago-digest", b"archipelago-table"
+_INNER = ("federation", "parts", "records")  # folders of a run that have tables
 
 
 def chained(before: str, cells: Mapping[str, str]) -> str:
@@ -56,10 +57,20 @@ class TableDigest:
             values = column.to_numpy()
             digest.update(str(values.tolist()).encode() if values.dtype.hasobject else values.tobytes())
 
-    def metadata(self) -> dict[str, str]:
-        """What the file says of itself."""
+    def text(self) -> str:
+        """The digest."""
         parts = [(name, each.hexdigest()) for name, each in sorted(self._columns.items())]
-        return {_KEY.decode(): hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()}
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+    def metadata(self, path: Path) -> dict[str, str]:
+        """What the file at this path says of itself."""
+        return {_KEY.decode(): self.text(), _NAME.decode(): _name_of(path)}
+
+
+def _name_of(path: Path) -> str:
+    """The name of a table in its run, whatever the run is called."""
+    inner = path.parent.name in _INNER and not (path.parent / "config.yaml").exists()
+    return f"{path.parent.name}/{path.name}" if inner else path.name
 
 
 def check_table(path: Path) -> None:
@@ -76,7 +87,8 @@ def fault_of_table(path: Path) -> str | None:
 
     try:
         with pq.ParquetFile(path, memory_map=False) as file:
-            stated = (file.metadata.metadata or {}).get(_KEY)
+            said = file.metadata.metadata or {}
+            stated, name = said.get(_KEY), said.get(_NAME, b"").decode(errors="replace")
             digest = TableDigest()
             for group in range(file.num_row_groups):
                 digest.add(file.read_row_group(group, use_threads=False))
@@ -84,9 +96,11 @@ def fault_of_table(path: Path) -> str | None:
         raise
     except (OSError, ValueError, pa.ArrowException) as error:
         return " ".join(str(error).split()).rstrip(".")
+    if name not in ("", _name_of(path)):
+        return f"it was written as {name}"
     if stated is None or not digest._columns:
         return None
-    same = stated.decode(errors="replace") in digest.metadata().values()
+    same = stated.decode(errors="replace") == digest.text()
     return None if same else "its values are not those that were written"
 
 

@@ -35,6 +35,11 @@ def is_idle(metrics: Mapping[str, Any]) -> bool:
     return metrics.get("participants", 0) > 0 and metrics.get("dropped", 0) >= metrics["participants"]
 
 
+def are_facts(content: Any) -> bool:
+    """Whether this is the content of `federation/facts.json`."""
+    return isinstance(content, dict) and {"clients", "classes", "sources"} <= set(content)
+
+
 class RunFiles:
     """One run directory; each file is read when it is first asked for, and what is read are whole lines."""
 
@@ -96,7 +101,8 @@ class RunFiles:
 
     def check(self) -> None:
         """A `UserError` about the first file that cannot be read, or is not as it was written; reads all of them."""
-        check_regular(self.path / "partition.safetensors")
+        for name in ("partition.safetensors", "records/examples.safetensors"):
+            check_regular(self.path / name)
         _ = self.config, self.status, self.edited, self.altered, self.environment, self.schedule
         _ = self.metrics, self.timings, self.events
         read_vocabulary(self.path)
@@ -116,7 +122,7 @@ class RunFiles:
                 check_table(path)
         if (self.path / "federation/facts.json").exists():
             facts = self._json("federation/facts.json")
-            if not isinstance(facts, dict) or not {"clients", "classes", "sources"} <= set(facts):
+            if not are_facts(facts):
                 raise damaged(self.path / "federation/facts.json", "it does not say what the clients hold")
         if not isinstance(self.environment, dict) or not isinstance(self.schedule, list):
             raise damaged(self.path / "environment.json", "it, or schedule.json, is not what was written")
@@ -137,7 +143,10 @@ class RunFiles:
     @cached_property
     def timings(self) -> list[Row]:
         """Seconds by round and stage."""
-        return read_numbers(self.path / "timings.csv")
+        rows = read_numbers(self.path / "timings.csv")
+        if any(isinstance(cell, list) for row in rows for cell in row.values()):
+            raise damaged(self.path / "timings.csv", "its cells are no seconds")
+        return rows
 
     @cached_property
     def events(self) -> list[Mapping[str, Any]]:

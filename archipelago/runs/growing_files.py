@@ -96,11 +96,14 @@ class CsvFile(_LinesFile):
     def truncate(self, round: int) -> None:
         """Keep the rounds up to this one; a torn last line goes too.
 
-        The header stays: a column that a dropped round brought will be brought again.
+        The header stays: a column that a dropped round brought will be brought again. Where no round is kept, nobody
+        knows that it is the header of this table, and it goes.
         """
         self.columns = []
         self.columns = next(self._rows(), [])
-        self._replace([row for row in list(self._rows())[1:] if _round_of(self.path, row) <= round])
+        kept = [row for row in list(self._rows())[1:] if _round_of(self.path, row) <= round]
+        self.columns = self.columns if kept else []
+        self._replace(kept)
         self.chain = self.digests()
         self._digest = self.chain[max(self.chain)] if self.chain else ""
 
@@ -341,7 +344,7 @@ def write_rounds(path: Path, rounds: Callable[[], Iterator[pa.Table]]) -> None:
                 write_group()
         if pending:
             write_group()
-        writer.add_key_value_metadata(digest.metadata())
+        writer.add_key_value_metadata(digest.metadata(path))
 
 
 def read_csv(path: Path) -> pd.DataFrame:

@@ -95,7 +95,9 @@ def seal(run: Path, tables: Mapping[str, str], models: list[str]) -> None:
 
 
 def missing_model(run: Path) -> str | None:
-    """A final model of the run that is gone, in words."""
+    """A final model of the run that is gone, in words; a run that is published without `models/` lacks none."""
+    if not (run / "models").is_dir():
+        return None
     gone = [
         name for name in (_read(run) or {}).get("models") or [] if not (run / "models" / str(name)).exists()
     ]

@@ -211,12 +211,18 @@ def read_arrays_and_metadata(
         ) from error
 
 
-def write_tree(path: Path, tree: Any) -> None:
-    """Write a tree to one `.safetensors` file: temporary name, fsync, rename."""
+def write_tree(path: Path, tree: Any) -> str:
+    """Write a tree to one `.safetensors` file: temporary name, fsync, rename. Returns what `read_checksum` finds."""
     arrays, structure = pack(tree)
     text = json.dumps(structure, separators=(",", ":"), allow_nan=False)
     metadata = {"format": _FORMAT, "structure": text, "checksum": _checksum(arrays, text)}
     write_arrays(path, arrays, metadata)
+    return _header_checksum(metadata)
+
+
+def read_checksum(path: Path) -> str:
+    """The checksum of a file's header, without reading an array."""
+    return _header_checksum(read_arrays_and_metadata(path, lambda _: ())[1])
 
 
 def read_tree(path: Path) -> Any:
@@ -242,7 +248,7 @@ def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
 def write_entries(path: Path, tree: Mapping[int, Any]) -> str:
     """Write a dictionary so that any of its entries can be read, and checked, without the others.
 
-    Returns the checksum of all of them together: what `header_checksum` finds in the file.
+    Returns the checksum of all of them together: what `read_keys` finds in the file.
     """
     arrays, structure = pack(dict(tree))
     entries = [json.dumps(entry, separators=(",", ":"), allow_nan=False) for entry in structure["dict"]]

@@ -20,6 +20,7 @@ from archipelago.core.own_files import is_own_file, numbered_files
 from archipelago.runs import identity
 from archipelago.runs.checkpoints import StoredParts
 from archipelago.runs.checksums import check_table
+from archipelago.runs.files import are_facts
 from archipelago.runs.growing_files import write_rounds
 from archipelago.runs.refusals import settings_of
 from archipelago.runs.status import Status, status_text
@@ -43,7 +44,7 @@ def is_readable(run: Path) -> bool:
             check_table(tables / f"{name}.parquet")
     except (UserError, OSError, ValueError):
         return False
-    return isinstance(facts, dict)
+    return are_facts(facts)
 
 
 def write_federation(folder: Path, federation: Federation) -> None:

@@ -88,8 +88,7 @@ def test_paired_difference_is_over_what_both_rows_have(tmp_path: Path) -> None:
     (line, *_) = csv.DictReader(io.StringIO(as_csv([table])))
     assert (line["compared_with"], line["wins"], line["losses"]) == ("FedAvg", "2", "1")
     assert any(
-        note.endswith("of 3 pairs such an interval holds the true difference 75 times in 100.")
-        for note in table.notes
+        note.endswith("holds the true difference only 75 times in 100 of 3 pairs.") for note in table.notes
     )
 
 

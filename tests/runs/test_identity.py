@@ -15,6 +15,7 @@ from archipelago.experiments.new_clients import NewClient
 from archipelago.experiments.runner import check_code, resume, run_experiment
 from archipelago.reports.groups import make_groups
 from archipelago.reports.tables import build_tables
+from archipelago.runs.files import RunFiles
 from archipelago.runs.identity import code_digests, digest_of_code, identity_of
 from archipelago.runs.status import read_status
 from archipelago.runs.sweeps import find_trials
@@ -141,6 +142,15 @@ def test_identity_of_a_run_published_without_its_partition_keeps_its_rank(tmp_pa
         (run / "partition.safetensors").unlink()
     (table,) = build_tables(make_groups(find_trials(runs)))
     assert {row.cells["micro_accuracy"].rank for row in table.rows} == {1, 2} and not table.rows[1].note
+
+
+def test_identity_of_a_run_published_without_its_models_is_not_altered(tmp_path: Path) -> None:
+    path = made(tmp_path / "run")
+    (model,) = (path / "models").iterdir()
+    model.unlink()
+    assert RunFiles(path).altered == f"models/{model.name} is missing"
+    (path / "models").rmdir()
+    assert RunFiles(path).altered is None
 
 
 def test_identity_of_a_finished_run_that_was_edited_costs_its_rank(tmp_path: Path) -> None:

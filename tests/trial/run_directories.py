@@ -53,6 +53,32 @@ FINISHED = (
 )  # fmt: skip
 SWEEP = ("sweep.yaml", "trials.csv", "identity.json")
 
+# What is whole, and stands in the place of another file: (the file, whose content it gets).
+_TABLES = (
+    ("metrics.csv", "timings.csv"), ("timings.csv", "metrics.csv"), ("metrics.csv", "events.jsonl"),
+    ("events.jsonl", "metrics.csv"), ("events.jsonl", "status.json"), ("federation/facts.json", "status.json"),
+    ("federation/clients.parquet", "federation/counts.parquet"), ("environment.json", "identity.json"),
+    ("federation/counts.parquet", "federation/clients.parquet"), ("vocabulary.json", "environment.json"),
+    ("records/cosine-000001.parquet", "records/models-000001.parquet"), ("config.yaml", "vocabulary.json"),
+)  # fmt: skip
+REPLACED_STOPPED = (
+    *_TABLES,
+    ("parts/clients-000002.parquet", "parts/assignments-000002.parquet"),
+    ("parts/clients-000002.parquet", "parts/clients-000003.parquet"),
+    ("parts/assignments-000002.parquet", "federation/clients.parquet"),
+    ("checkpoints/round-000002/server.safetensors", "checkpoints/round-000002/clients-00000.safetensors"),
+    ("checkpoints/round-000002/clients-00000.safetensors", "partition.safetensors"),
+    ("partition.safetensors", "checkpoints/round-000002/server.safetensors"),
+)
+REPLACED_FINISHED = (
+    *_TABLES,
+    ("clients.parquet", "assignments.parquet"),
+    ("assignments.parquet", "clients.parquet"),
+    ("clients.parquet", "federation/clients.parquet"),
+    ("records/examples.safetensors", "partition.safetensors"),
+    ("models/clusters.safetensors", "records/examples.safetensors"),
+)
+
 # What people keep in a run; nothing ever changes it.
 FOREIGN = (
     "notes.txt",
@@ -128,6 +154,11 @@ def damaged(path: Path, kind: str) -> None:
     DAMAGE[kind](found[0])
 
 
+def replaced(run: Path, file: str, other: str) -> None:
+    """Put the content of another file of the run in the place of this one."""
+    (run / file).write_bytes((run / other).read_bytes())
+
+
 # Verdicts ----------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +205,8 @@ def wrong_numbers(made: str, right: str, said: str) -> list[str]:
         expected = [cell for name, cell in known.get(key, {}).items() if name != "note"]
         if numbers != expected and not (any(word in row["note"] for word in _MARKS)):
             faults.append(f"other numbers in {key}, and not a word about it")
-    if set(known) - set(rows) and not any(word in said for word in ("left out", "damaged", "cannot be read")):
+    words = ("left out", "damaged", "cannot be read", "changed since it was made")
+    if set(known) - set(rows) and not any(word in said for word in words):
         faults.append(f"missing without a word: {sorted(set(known) - set(rows))[0]}")
     return faults[:3]
 

@@ -17,11 +17,14 @@ from tests.trial.case import TINY, Case, changes, contents
 from tests.trial.run_directories import (
     DAMAGE,
     FINISHED,
+    REPLACED_FINISHED,
+    REPLACED_STOPPED,
     STOPPED,
     SWEEP,
     copied,
     damaged,
     foreign_changes,
+    replaced,
     reported,
     resumed,
     wrong_numbers,
@@ -38,6 +41,7 @@ SAMPLE = (
 
 def test_trial_is_as_large_as_is_promised_and_its_inputs_differ() -> None:
     damages = len(DAMAGE) * (len(STOPPED) + 2 * len(FINISHED) + 2 * len(SWEEP))
+    damages += len(REPLACED_STOPPED) + len(REPLACED_FINISHED)
     assert len({case.name for case in CASES}) == len(CASES)
     promised = re.search(r"\((\d+) inputs and (\d+) damaged directories\)", PROMISES.read_text())
     assert promised is not None and (len(CASES), damages) == (int(promised[1]), int(promised[2]))
@@ -112,6 +116,29 @@ def test_report_of_a_damaged_run_gives_its_numbers_or_a_sentence(
     folder = copied(runs / "finished", tmp_path / "here")
     damaged(folder / "run" / file, kind)
     faults = reported(warm_process, folder, *others, table=table)
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("file", "other"), REPLACED_STOPPED)
+def test_resume_takes_no_file_for_another(
+    file: str, other: str, warm_process: Warm, runs: Path, tmp_path: Path
+) -> None:
+    folder = copied(runs / "stopped", tmp_path / "here")
+    replaced(folder / "run", file, other)
+    faults = resumed(warm_process, folder, runs / "finished")
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("file", "other"), REPLACED_FINISHED)
+def test_report_takes_no_file_for_another(
+    file: str, other: str, warm_process: Warm, runs: Path, tmp_path: Path
+) -> None:
+    table = run_directories.table(warm_process, runs / "finished")
+    folder = copied(runs / "finished", tmp_path / "here")
+    replaced(folder / "run", file, other)
+    faults = reported(warm_process, folder, table=table)
     assert not faults, "\n".join(faults)
 
 
