@@ -287,5 +287,5 @@ def _try(
         float(metrics["validation_micro_loss"]),  # type: ignore[arg-type]
         float(score),  # type: ignore[arg-type]
         None if spread is None else float(spread),  # type: ignore[arg-type]
-        in_use=() if sizes is None else (int(np.count_nonzero(sizes)),),  # type: ignore[arg-type]
+        in_use=() if sizes is None else (int(np.count_nonzero(sizes)),),
     )

@@ -149,9 +149,14 @@ def test_commands_in_sentences_are_understood():
     assert len(found) >= 3
     for line in filter(whole, found):
         words = shlex.split(line)[1:]
-        assert words[0] in ("report", "resume", "doctor", "list", "--install-completion") or load_config(
-            None, words
-        ), line
+        assert words[0] in (
+            "report",
+            "resume",
+            "doctor",
+            "list",
+            "--install-completion",
+            "--version",
+        ) or load_config(None, words), line
 
 
 def test_commands_of_method_pages_are_understood():
@@ -178,7 +183,11 @@ def test_figures_of_small_runs_are_all_there_and_pictures_can_be_made(tmp_path, 
     before = {path: path.read_bytes() for path in small_runs.FOLDER.iterdir()}
     small_runs.main([])
     assert {path: path.read_bytes() for path in small_runs.FOLDER.iterdir()} == before
-    assert {line for _, line in commands() if "docs.hooks" in line} == {"python -m docs.hooks.pictures"}
+    named = {line for _, line in commands() if "docs.hooks" in line}
+    assert named == {
+        "python -m docs.hooks.pictures",
+        "python -m docs.hooks.notebooks",
+    }  # the latter is run in test_notebooks.py
     monkeypatch.setattr(pictures, "FOLDER", tmp_path)
     pictures.shift("rotations")
     assert Image.open(tmp_path / "shifts/rotations.png").size == Image.open(ROTATIONS).size
