@@ -56,7 +56,7 @@ def _undisturbed(settings: list[str], storage: Path) -> None:
         sys.executable,
         "-m",
         "platform.launch",
-        *settings,
+        *(setting for setting in settings if not setting.startswith("fleet.")),  # nobody reads them there
         "fleet.backend=in_process",
         f"storage={storage}",
     ]

@@ -160,13 +160,27 @@ def find_trials(paths: Sequence[str | Path]) -> list[Trial]:
 
 
 def _readable(trial: Trial) -> Trial:
-    """A trial of a sweep; one whose run cannot be read is one that left nothing behind, with the reason."""
+    """A trial of a sweep; one whose run cannot be read, or is gone, left nothing behind, with the reason."""
     try:
         if trial.run is not None:
             trial.run.check()
+            if (seed := trial.run.setting("seed")) != trial.seed:
+                raise _damaged_row(trial, f"{trial.run.path} has seed {seed}")
+        elif trial.status == FINISHED:
+            raise _damaged_row(trial, "its run is not there")
     except UserError as error:
         return replace(trial, run=None, status=DAMAGED, reason=str(error))
     return trial
+
+
+def _damaged_row(trial: Trial, why: str) -> UserError:
+    """The sentence about a line of `trials.csv` that is not of the run it names."""
+    file = (trial.sweep or Path()) / TRIALS
+    return UserError(
+        f"{file} says that seed {trial.seed} of {trial.group} is {trial.status}, but {why}: restore what was changed.",
+        code="damaged",
+        file=file,
+    )
 
 
 def sweep_trials(path: Path) -> list[Trial]:

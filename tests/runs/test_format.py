@@ -15,7 +15,7 @@ from archipelago.core.errors import UserError
 from archipelago.runs import format as run_format
 from archipelago.runs.files import RunFiles
 from archipelago.runs.lock import FolderLock
-from archipelago.runs.sweeps import find_trials, read_sweep
+from archipelago.runs.sweeps import find_trials, read_sweep, sweep_trials
 from archipelago.sweeps.directory import SweepDirectory
 from tests.support.errors import refused
 from tests.support.written_runs import write_run, write_sweep
@@ -79,9 +79,9 @@ def test_sweep_format_1_of_committed_sweeps_is_upgraded_in_memory_and_never_on_d
 
 
 def test_sweep_format_1_knew_one_population(tmp_path: Path) -> None:
-    (trial,) = find_trials([sweep_at(tmp_path / "old")])
+    (trial,) = sweep_trials(sweep_at(tmp_path / "old"))
     assert trial.population
-    (trial,) = find_trials([sweep_at(tmp_path / "new", format=2, declares={"population": False})])
+    (trial,) = sweep_trials(sweep_at(tmp_path / "new", format=2, declares={"population": False}))
     assert not trial.population
 
 

@@ -8,7 +8,18 @@ import pytest
 
 import archipelago as ar
 from archipelago.core.errors import UserError
-from archipelago.runs.sweeps import FAILED, FINISHED, Row, read_rows, sweep_trials, write_rows, write_sweep
+from archipelago.runs.sweeps import (
+    DAMAGED,
+    FAILED,
+    FINISHED,
+    Row,
+    find_trials,
+    read_rows,
+    sweep_trials,
+    write_rows,
+    write_sweep,
+)
+from tests.support.written_runs import write_run
 
 ROWS = [
     Row("a-seed0", "=1+1", 0, FINISHED, run="runs/a-seed0"),
@@ -47,3 +58,18 @@ def test_sweep_without_its_trials_or_with_an_unknown_status_is_damaged_for_every
     with pytest.raises(UserError) as caught:
         ar.open_sweep(sweep)
     assert caught.value.code == "not-found"
+
+
+def test_sweep_trial_whose_run_is_gone_or_of_another_seed_is_left_out(tmp_path: Path) -> None:
+    write_sweep(str(tmp_path), {"sweep": {"seeds": 3}})
+    for seed in (0, 1):
+        write_run(tmp_path / f"runs/a-seed{seed}", method="fedavg", seed=seed)
+    runs = ("runs/a-seed0", "runs/a-seed0", "runs/a-seed2")  # one is right, one of seed 0, one not there
+    write_rows(str(tmp_path), [Row(f"a-seed{n}", "a", n, FINISHED, run=run) for n, run in enumerate(runs)])
+    found = find_trials([tmp_path])
+    assert [(each.seed, each.status, each.run is not None) for each in found] == [
+        (0, FINISHED, True),
+        (1, DAMAGED, False),
+        (2, DAMAGED, False),
+    ]
+    assert "has seed 0" in found[1].reason and "is not there" in found[2].reason
