@@ -108,5 +108,5 @@ def beside(result: Result, path: Path) -> Result:
             continue
         runs[key] = [*runs.get(key, ()), made]
         seeds.setdefault(key, []).append(seed)
-    made = replace(result, runs=runs, seeds=seeds)
-    return replace(made, seconds=sum(facts["seconds"] for facts in made.facts))
+    whole = replace(result, runs=runs, seeds=seeds)
+    return replace(whole, seconds=sum(facts["seconds"] for facts in whole.facts))
