@@ -20,7 +20,6 @@ from actors.requests import BlockSetup, ClientSamples
 from actors.wire import ClientSide, Encoded
 from archipelago.core.causes import USERS, refuse_end, said, where_in_users_code
 from archipelago.core.errors import ClientFailure, UserError
-from archipelago.core.plugins import load_plugins
 from archipelago.core.randomness import torch_seed
 from archipelago.strategies.parameters import Vector
 from lightning_modules.base import build_module
@@ -42,7 +41,6 @@ class BlockBase:
     ) -> None:
         # One thread: a sum inside a kernel must not depend on how many cores a node has.
         torch.set_num_threads(1)
-        load_plugins(setup.plugins)
         self.setup = setup
         self.clients = clients  # as they are in the round under way
         self._over_rounds = clients

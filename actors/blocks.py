@@ -9,6 +9,7 @@ import torch
 
 from actors.block import ClientBlock
 from actors.requests import BlockSetup, ClientSamples
+from archipelago.core.plugins import load_plugins
 from lightning_modules.engines import engine_entry
 
 
@@ -20,6 +21,7 @@ def make_block(
     device: str = "cpu",
 ) -> ClientBlock:
     """A block for these clients on a device, as the engine of its local training asks for (`batched=True`)."""
+    load_plugins(setup.plugins)  # the engine may be one of theirs
     entry = engine_entry(setup.local.engine, torch.device(device).type)
     if entry.capabilities.get("batched"):
         from actors.stacked_block import StackedBlock

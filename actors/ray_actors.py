@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
+import archipelago.core.torchvision_operators  # noqa: F401  (a plug-in is imported where what it brings is unpickled)
 from actors.client_states import State
 from actors.compute import BlockDevice, Committed
 from actors.copies import SERVER, Copies
